@@ -1,5 +1,5 @@
-//! Loads and stores on a machine that checks each of them against the tables and the owners of frames,
-//! while threads map, unmap, protect, move, advise and fork beneath each other.
+//! Loads and stores on a machine that checks each access against the tables and the owners of
+//! frames, while threads concurrently map, unmap, protect, move, advise and fork the same memory.
 //!
 //! `cargo run --release -p faultless-native --example coherence -- --accesses 1000000000`
 

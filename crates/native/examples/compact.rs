@@ -1,4 +1,5 @@
-//! Scatters a program's pages over memory, compacts it, and prints how many 2 MiB blocks are free before and after, and what a page costs.
+//! Scatters a program's pages over memory, compacts the memory, and prints the number of free 2 MiB
+//! blocks before and after, and the cost of a page.
 //!
 //! `cargo run --release -p faultless-native --example compact -- --kept 8 --memory 512`
 

@@ -1,5 +1,5 @@
-//! Pairs of operations of two CPUs on one space, in rounds, each judged by the sequential orders of its
-//! operations: drawn at random, or one of the programs that are known to have failed.
+//! Pairs of operations of two CPUs on one space, in rounds, each judged by the sequential orders of
+//! its operations. The pairs are drawn at random, or are one of the programs known to have failed.
 //!
 //! `cargo run --release -p faultless-native --example pairs -- --rounds 10_000_000 --policy per_vma`
 
@@ -19,9 +19,9 @@ const USAGE: &str = "\
 pairs [--rounds NUMBER] [--seed NUMBER] [--policy speculative|per_vma|mmap_lock|all]
       [--program random|known|NAME] [--case NUMBER] [--jitter NUMBER] [--prefault ORDER]";
 
-/// Bad rounds that are shown in full.
+/// The number of failed rounds printed in full.
 const SHOWN: u64 = 3;
-/// A round that takes longer than this does not end.
+/// The time limit after which a round counts as stuck.
 const STUCK: Duration = Duration::from_secs(60);
 
 struct Arguments {
@@ -81,7 +81,7 @@ fn arguments() -> Result<Arguments, String> {
     Ok(Arguments { plan, policies, programs })
 }
 
-/// Shows how far it is, until it is over.
+/// Prints the progress until the run is over.
 fn watch(progress: &Progress, over: &AtomicBool, name: &str, rounds: u64, start: Instant) {
     let (mut before, mut since) = (0, Instant::now());
     while !over.load(Ordering::Relaxed) {

@@ -1,6 +1,6 @@
-//! Rounds of random operations of several processes on a small machine: mappings, moves, forks, pins, files
-//! that shrink, swap on stores that fail. A model of contents finds lost stores and foreign data, the
-//! audit of the library checks its books while no thread runs.
+//! Rounds of random operations of several processes on a small machine: mappings, moves, forks,
+//! pins, shrinking files, swap on failing stores. A model of contents finds lost stores and foreign
+//! data. The audit of the library runs while no thread runs.
 //!
 //! `cargo run --release -p faultless-native --example stress -- --rounds 500`
 
@@ -16,12 +16,12 @@ use stress::plan::Plan;
 use stress::tally::Tally;
 use stress::world::{self, Control, Ended};
 
-/// A round that takes longer than this does not end.
+/// The time limit after which a round counts as stuck.
 const STUCK: Duration = Duration::from_secs(120);
-/// Threads of a round in which a thread has failed, or that was interrupted, end within this time, or wait
-/// for each other.
+/// The time limit for the threads of a failed or interrupted round, after which the threads count
+/// as deadlocked.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// From so many rounds on, each operation and expected counter must be counted.
+/// The number of rounds after which each operation and expected counter must have been counted.
 const ENOUGH: u64 = 100;
 
 /// Runs rounds of random operations of several processes, and checks contents and books.
@@ -112,7 +112,7 @@ fn run(arguments: &Arguments, tally: &Tally, begun: &AtomicU64) -> Result<Ended,
     Ok(Ended::Whole)
 }
 
-/// Prints a failure, and the command that repeats its round.
+/// Prints a failure, and the command to repeat its round.
 fn report(arguments: &Arguments, plan: &Plan, wrong: &str) {
     clear_line();
     println!("round {} of seed {} failed: {wrong}\n{plan}", plan.round, plan.seed);

@@ -1,13 +1,13 @@
-//! One CPU running guest code: the accesses and the calls of a program.
+//! A CPU that runs guest code: the accesses and the calls of a program.
 //!
-//! An access is one instruction: look at the interrupt line, translate by the TLB or by a walk, move
-//! the bytes. A page fault goes to the subsystem, and the access is tried again. Between the
-//! translation and the last byte no interrupt is taken, so whoever shoots a translation down and
-//! has this CPU's acknowledgement knows that no access is still using it.
+//! An access is one instruction: check the interrupt line, translate by the TLB or by a walk, move
+//! the bytes. A page fault goes to the subsystem, and the access is retried. No interrupt is taken
+//! between the translation and the last byte. A CPU that shoots a translation down and has this
+//! CPU's acknowledgement therefore knows that no access still uses the translation.
 //!
-//! In checked mode a TLB entry remembers which ownership of the frame it was filled for, and every
-//! access compares, before and after it moves its bytes. An entry of 2 MiB reaches 512 frames: it may be used only while none
-//! of them has been freed.
+//! In checked mode a TLB entry records the ownership of its frame at the time of the fill, and
+//! every access compares the ownership, before and after the bytes move. An entry of 2 MiB covers
+//! 512 frames: it may be used only while none of them has been freed.
 
 use crate::machine::{Checked, CpuState, NativeMachine, Stale, Violation};
 use crate::memory::{Memory, Word};
@@ -21,24 +21,25 @@ use faultless::{
     PAGE_SIZE, Prot, RemapFlags, Space, ThreadStreams,
 };
 
-/// What a program is told when an access cannot be served.
+/// The signal of a program whose access cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGSEGV.
     Segv {
-        /// The address that was accessed.
+        /// The accessed address.
         addr: u64,
-        /// Whether something is mapped there: `SEGV_ACCERR` if so, else `SEGV_MAPERR`.
+        /// Whether the address is mapped: `SEGV_ACCERR` if so, otherwise `SEGV_MAPERR`.
         mapped: bool,
     },
-    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's store or the swap area.
+    /// SIGBUS: the page lies beyond the end of its object, or could not be read from the object's
+    /// store or the swap area.
     Bus {
-        /// The address that was accessed.
+        /// The accessed address.
         addr: u64,
     },
     /// SIGKILL, as the out-of-memory killer sends it: no frame was left for the page.
     OutOfMemory {
-        /// The address that was accessed.
+        /// The accessed address.
         addr: u64,
     },
 }
@@ -100,9 +101,9 @@ impl core::error::Error for Stop {}
 
 /// A thread inside a process, on a CPU.
 ///
-/// Others may wait for this CPU to drop translations, which it does at its next access, call or
-/// [`poll`](Self::poll). Guest code that does something else for long does it inside
-/// [`idle`](Self::idle).
+/// Other CPUs may wait until this CPU drops translations, which happens at its next access, call or
+/// [`poll`](Self::poll). Guest code that does other work for a long time should run that work
+/// inside [`idle`](Self::idle).
 pub struct NativeCpu<'a, 'n> {
     cpu: &'a Cpu<'n, NativeMachine>,
     process: &'a Process<'n>,
@@ -121,20 +122,21 @@ impl fmt::Debug for NativeCpu<'_, '_> {
 
 impl Drop for NativeCpu<'_, '_> {
     fn drop(&mut self) {
-        // SAFETY: what is dropped runs no guest code any more.
+        // SAFETY: a dropped `NativeCpu` runs no more guest code.
         unsafe { self.leave() };
     }
 }
 
 impl<'a, 'n> NativeCpu<'a, 'n> {
-    /// Starts running `process` on `cpu`, which runs nothing.
+    /// Starts running `process` on `cpu`, which must be idle.
     pub(crate) fn enter(
         process: &'a Process<'n>,
         cpu: &'a Cpu<'n, NativeMachine>,
         thread: &'a ThreadStreams,
     ) -> Self {
         let machine = cpu.vm().machine();
-        // Before there is something that leaves when it is dropped: this may panic.
+        // Activated before a value exists whose drop deactivates the space, because this call may
+        // panic.
         process.space().activate(cpu);
         let this = Self {
             cpu,
@@ -159,12 +161,12 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.state.load_space(self.space().id());
     }
 
-    /// Leaves the space's CPUs: from now on nobody waits for this one.
+    /// Leaves the space's CPUs: from now on no CPU waits for this CPU.
     ///
     /// # Safety
-    /// Guest code does not go on before this has [resumed](Self::resume).
+    /// Guest code does not continue before this CPU has [resumed](Self::resume).
     unsafe fn leave(&self) {
-        // SAFETY: nothing but guest code uses the tables and the TLB.
+        // SAFETY: only guest code uses the tables and the TLB.
         unsafe { self.space().deactivate(self.cpu) };
     }
 
@@ -172,7 +174,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.process.space()
     }
 
-    /// Leaves the space for as long as `meanwhile` takes.
+    /// Leaves the space while `meanwhile` runs.
     fn away<R>(&mut self, meanwhile: impl FnOnce(&Cpu<'n, NativeMachine>) -> R) -> R {
         struct Back<'b, 'a, 'n>(&'b NativeCpu<'a, 'n>);
         impl Drop for Back<'_, '_, '_> {
@@ -196,24 +198,25 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.cpu
     }
 
-    /// The process that runs.
+    /// Returns the running process.
     pub fn running(&self) -> &'a Process<'n> {
         self.process
     }
 
-    /// The machine it runs on.
+    /// Returns the machine of the process.
     pub fn native(&self) -> &'n Native {
         self.process.native()
     }
 
-    /// The thread leaves the process: it ends, or starts another program. What its faults let expect is
-    /// forgotten, but for what those after it may learn from it.
+    /// Ends the thread's part in the process: the thread ends, or starts another program. The
+    /// predictions from its faults are dropped, except for the part that later threads may learn
+    /// from.
     pub fn end_thread(&self) {
         self.process.space().thread_leaves(self.cpu(), self.thread);
     }
 
-    /// Does something that is not guest code, such as waiting for another thread; nobody waits for
-    /// this CPU meanwhile. It may not use this CPU, nor claim another.
+    /// Runs work other than guest code, such as waiting for another thread. No CPU waits for this
+    /// CPU in the meantime. The work may not use this CPU, nor claim another CPU.
     pub fn idle<R>(&mut self, meanwhile: impl FnOnce() -> R) -> R {
         self.away(|_| meanwhile())
     }
@@ -281,14 +284,14 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
             let owner = |table| if self.checked { self.owner(table) } else { 0 };
             let learn = |step| self.state.tlb.fill_table(addr, step);
             let walked = mmu::walk(self.memory, start, addr, access, owner, learn);
-            // Unlinked since it was found here, it may not be used: no interrupt was taken.
+            // A table unlinked since its lookup here may not be used: no interrupt was taken.
             self.check_table(addr, start);
             match walked {
                 Ok(walk) => {
                     let mut found = walk.translation;
                     if self.checked {
                         found.owner = self.owners(found);
-                        // The owner read must be the one that the entry meant.
+                        // The owner must belong to the same entry.
                         if !walk.still_holds(self.memory) {
                             continue;
                         }
@@ -298,14 +301,14 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                 }
                 Err(fault) => {
                     assert!(!fault.is_reserved(), "malformed tables: {fault:?} at {addr:#x}");
-                    // Hardware drops what it has of a page that faults.
+                    // Hardware drops its translations of a faulting page.
                     if addr < CANONICAL_END {
                         self.state.tlb.forget(addr);
                     }
                     let served = self.space().fault_of(self.cpu, self.thread, addr, access);
                     let kind = served.map_err(|error| Signal::new(addr, error))?;
                     if kind == FaultKind::Pending {
-                        // The thread is the CPU, and has nothing else to do.
+                        // The thread is the CPU, and has no other work.
                         let read = self.cpu.await_read();
                         read.map_err(|_| Signal::new(addr, FaultError::Bus))?;
                     }
@@ -336,12 +339,14 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.cpu.vm().frame_owner(frame)
     }
 
-    /// The ownership of all frames of a translation, added up. Each only grows, so the sum tells that one has.
+    /// Returns the sum of the ownership numbers of all frames of a translation. Each number only
+    /// grows, so the sum shows any change.
     fn owners(&self, of: Translation) -> u64 {
         of.frames().fold(0, |sum, frame| sum.wrapping_add(self.owner(frame)))
     }
 
-    /// Does the access; in checked mode, asserts around it that the translation may be used.
+    /// Runs the access. In checked mode, asserts before and after the access that the translation
+    /// is valid.
     #[inline(always)]
     fn guard<R>(
         &self,
@@ -383,10 +388,10 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
     // Accesses of a program
 
-    /// Loads the word at `addr`. A misaligned one is moved byte by byte.
+    /// Loads the word at `addr`. A misaligned word is moved byte by byte.
     ///
     /// # Errors
-    /// The signal that the program would get.
+    /// The signal for the program.
     #[inline(always)]
     pub fn load<T: Word>(&self, addr: u64) -> Result<T, Signal> {
         if !addr.is_multiple_of(T::SIZE) {
@@ -395,10 +400,10 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.access(addr, Access::Read, |memory, phys| memory.load(phys))
     }
 
-    /// Stores `value` at `addr`. A misaligned one is moved byte by byte.
+    /// Stores `value` at `addr`. A misaligned word is moved byte by byte.
     ///
     /// # Errors
-    /// The signal that the program would get.
+    /// The signal for the program.
     #[inline(always)]
     pub fn store<T: Word>(&self, addr: u64, value: T) -> Result<(), Signal> {
         if !addr.is_multiple_of(T::SIZE) {
@@ -414,20 +419,21 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         Ok(T::from_le(bytes))
     }
 
-    /// Adds `value` to the aligned word at `addr`, atomically and wrapping around; the value before.
+    /// Adds `value` to the aligned word at `addr`, atomically and wrapping around. Returns the old
+    /// value.
     ///
     /// # Errors
-    /// The signal that the program would get; SIGBUS for a misaligned word.
+    /// The signal for the program; SIGBUS for a misaligned word.
     pub fn fetch_add<T: Word>(&self, addr: u64, value: T) -> Result<T, Signal> {
         aligned::<T>(addr)?;
         self.access(addr, Access::Write, |memory, phys| memory.fetch_add(phys, value))
     }
 
-    /// Replaces the aligned word at `addr` by `new` if it is `old`, atomically. `Ok(Err(found))`
-    /// when it is something else.
+    /// Replaces the aligned word at `addr` by `new` if it is `old`, atomically. Returns
+    /// `Ok(Err(found))` for any other value.
     ///
     /// # Errors
-    /// The signal that the program would get; SIGBUS for a misaligned word.
+    /// The signal for the program; SIGBUS for a misaligned word.
     pub fn compare_exchange<T: Word>(
         &self,
         addr: u64,
@@ -450,7 +456,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Makes an access to `addr` that changes no byte: a load, an addition of 0 or a fetch.
     ///
     /// # Errors
-    /// The signal that the program would get.
+    /// The signal for the program.
     #[inline]
     pub fn touch(&self, addr: u64, access: Access) -> Result<(), Signal> {
         self.access(addr, access, |memory, phys| match access {
@@ -483,7 +489,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Sets `len` bytes from `addr` to `byte`, page by page.
     ///
     /// # Errors
-    /// The signal that the program would get; the pages before its address are done.
+    /// The signal for the program; the pages before its address are set.
     pub fn fill(&self, addr: u64, len: u64, byte: u8) -> Result<(), Signal> {
         Self::by_page(addr, len, |at, part| {
             self.access(at, Access::Write, |memory, phys| memory.fill(phys, part, byte))
@@ -505,7 +511,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Stores `from` to the bytes from `addr` on, page by page.
     ///
     /// # Errors
-    /// The signal that the program would get; the pages before its address are done.
+    /// The signal for the program; the pages before its address are stored.
     pub fn write_bytes(&self, addr: u64, from: &[u8]) -> Result<(), Signal> {
         Self::by_page(addr, from.len() as u64, |at, part| {
             let from = &from[(at - addr) as usize..][..part as usize];
@@ -516,7 +522,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// Copies `len` bytes from `from` to `to`, lowest address first.
     ///
     /// # Errors
-    /// The signal that the program would get; the bytes before its address are done.
+    /// The signal for the program; the bytes before its address are copied.
     pub fn copy(&self, to: u64, from: u64, len: u64) -> Result<(), Signal> {
         Self::by_page(to, len, |to_at, part| {
             Self::by_page(from.saturating_add(to_at - to), part, |from_at, part| {
@@ -550,7 +556,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
     // Calls of a program
 
-    /// Makes a call that may take pages away.
+    /// Makes a call that may unmap pages.
     fn call<R>(&self, call: impl FnOnce(&Space<NativeMachine>, &Cpu<'n, NativeMachine>) -> R) -> R {
         self.poll();
         self.cpu.for_thread(self.thread, || call(self.space(), self.cpu))
@@ -629,7 +635,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         Ok(Process::new(self.process.native(), space))
     }
 
-    /// A process with nothing mapped.
+    /// Creates a process without mappings.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -645,7 +651,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     }
 }
 
-/// The frame that an access to `addr` reaches through `translation`.
+/// Returns the frame that an access to `addr` reaches through `translation`.
 fn frame_of(addr: u64, translation: Translation) -> FrameNumber {
     FrameNumber((translation.phys(addr) >> PAGE_SHIFT) as u32)
 }

@@ -1,11 +1,11 @@
 //! The native machine of faultless: OS threads are CPUs.
 //!
 //! - [`memory`]: physical memory is one anonymous mapping of the host, cut into frames;
-//! - [`tlb`]: each CPU has set-associative TLBs of its own;
+//! - [`tlb`]: each CPU has its own set-associative TLBs;
 //! - [`mmu`]: a miss walks the page tables and sets accessed and dirty bits, as hardware does;
-//! - [`machine`]: what the subsystem asks of all that;
-//! - [`cpu`]: the accesses and calls of guest code, checked against law 1 if asked;
-//! - [`process`]: processes, and the threads that run in them;
+//! - [`machine`]: the implementation of the subsystem's machine interface;
+//! - [`cpu`]: the accesses and calls of guest code, optionally checked against law 1;
+//! - [`process`]: processes, and their threads;
 //! - [`store`]: files of the host as backing stores of memory objects.
 //!
 //! ```
@@ -24,7 +24,8 @@
 //! assert_eq!(sum, Ok(42));
 //! ```
 //!
-//! What a kernel does besides, in the background or once, is called on the [`Cpu`](faultless::Cpu) below a [`NativeCpu`]:
+//! A kernel's other calls, in the background or once, go to the [`Cpu`](faultless::Cpu) below a
+//! [`NativeCpu`]:
 //!
 //! ```
 //! use faultless::{Advice, MapFlags, Prot};

@@ -18,10 +18,11 @@ use std::sync::{Mutex, PoisonError};
 pub struct Config {
     /// Bytes of physical memory, rounded down to whole frames.
     pub memory_bytes: u64,
-    /// Memory nodes, `1..=8`, which share the memory evenly. They are tiers: node 0 is the nearest to all CPUs, and each of the others
-    /// [costs](faultless::Machine::node_cost) more than the one before.
+    /// The number of memory nodes, `1..=8`, which share the memory evenly. The nodes are tiers:
+    /// node 0 is the nearest to all CPUs, and each further node
+    /// [costs](faultless::Machine::node_cost) more than the previous node.
     pub nodes: usize,
-    /// Bytes of one more node behind these, the slowest; 0: there is none.
+    /// The size in bytes of one more, slowest node behind these; 0: no such node.
     pub slow_bytes: u64,
     /// CPUs, `1..=1024`: how many threads can run guest code at a time.
     pub cpus: usize,
@@ -29,14 +30,15 @@ pub struct Config {
     pub populate: bool,
     /// Whether each access is checked against the ownership of its frame.
     pub checked: Checked,
-    /// An instrument of stress tests: one in so many of the moments between a look and the step that
-    /// relies on it (while a frame is zeroed or copied, translations are dropped, an interrupt is
-    /// sent) is drawn out, so that few cores see the overlaps of many. 0 leaves time alone.
+    /// An instrument of stress tests: one in this many critical moments is prolonged, so that a few
+    /// cores show the overlaps of many. A critical moment lies between a check and the step that
+    /// relies on it: a frame is zeroed or copied, translations are dropped, or an interrupt is
+    /// sent. 0 disables the instrument.
     pub jitter: u32,
 }
 
 impl Default for Config {
-    /// 256 MiB in one node, no slow one, 4 CPUs, not populated, not checked, no jitter.
+    /// 256 MiB in one node, no slow node, 4 CPUs, not populated, not checked, no jitter.
     fn default() -> Self {
         Self {
             memory_bytes: 256 << 20,
@@ -50,30 +52,30 @@ impl Default for Config {
     }
 }
 
-/// What is done about law 1: no CPU reads or writes a frame through a translation older than the
-/// frame's present ownership. Checked with it is what law 2 needs: nor through one that allows more than
-/// the entry it came from, once whoever changed the entry is done.
+/// The handling of law 1: no CPU reads or writes a frame through a translation older than the
+/// frame's present ownership. The same check covers a requirement of law 2: no access through a
+/// translation that allows more than its entry, after the change of the entry is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checked {
-    /// Nothing; what a benchmark wants.
+    /// No checks, for benchmarks.
     #[default]
     Off,
     /// Every access is checked, and violations are recorded.
     Record,
-    /// Every access is checked, and a violation panics; what a test wants.
+    /// Every access is checked, and a violation panics, for tests.
     Panic,
 }
 
-/// What is wrong with a translation that was used.
+/// The defect of a used translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
-    /// It is older than the frame's present ownership: law 1.
+    /// The translation is older than the frame's present ownership: law 1.
     Owner,
-    /// A page table on the way to the page is older than its frame's present ownership: law 1, for what the CPU
-    /// remembers of upper-level entries.
+    /// A page table on the way to the page is older than its frame's present ownership: law 1, for
+    /// the CPU's cached upper-level entries.
     Table,
-    /// The entry, which nobody is changing, forbids the access, or shows another page: what was taken
-    /// away is still there.
+    /// The entry, which is not under change, forbids the access, or maps another page: a removed
+    /// right or mapping is still in use.
     Entry,
 }
 
@@ -82,13 +84,13 @@ pub enum Stale {
 pub struct Violation {
     /// Why.
     pub stale: Stale,
-    /// The CPU that did it.
+    /// The accessing CPU.
     pub cpu: CpuId,
-    /// The space it ran.
+    /// The space run by the CPU.
     pub space: SpaceId,
-    /// The address it used.
+    /// The accessed address.
     pub addr: u64,
-    /// The frame it reached.
+    /// The accessed frame.
     pub frame: FrameNumber,
 }
 
@@ -104,16 +106,16 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Violations kept; beyond these they are only counted.
+/// The number of recorded violations; further violations are only counted.
 const KEPT_VIOLATIONS: usize = 64;
 
-/// One CPU as the machine sees it.
+/// The machine's state of one CPU.
 #[derive(Debug)]
 pub(crate) struct CpuState {
-    /// The interrupt line: on a cache line of its own, because other CPUs write it.
+    /// The interrupt line, on a separate cache line, because other CPUs write it.
     pending: Padded<AtomicBool>,
     interrupts: AtomicU64,
-    /// Where its thread sleeps.
+    /// The place where the CPU's thread sleeps.
     parking: Padded<Parking>,
     /// Invalidations yet to be left out, for tests of the checks.
     skip: AtomicU32,
@@ -123,13 +125,13 @@ pub(crate) struct CpuState {
 }
 
 impl CpuState {
-    /// Whether an interrupt waits. One load, done before every access.
+    /// Returns whether an interrupt is pending. One load, done before every access.
     #[inline(always)]
     pub(crate) fn interrupted(&self) -> bool {
         self.pending.0.load(Ordering::Relaxed)
     }
 
-    /// Takes the interrupt: what its sender wrote before is visible after.
+    /// Takes the interrupt: the sender's earlier writes are visible afterwards.
     pub(crate) fn take_interrupt(&self) {
         self.pending.0.swap(false, Ordering::AcqRel);
     }
@@ -154,7 +156,7 @@ impl CpuState {
 #[derive(Debug)]
 struct Jitter {
     one_in: u32,
-    /// How many moments there were: what makes each of them different.
+    /// The number of moments so far, which makes each moment different.
     moments: AtomicU64,
 }
 
@@ -168,13 +170,13 @@ impl Jitter {
 
     #[cold]
     fn perhaps(&self) {
-        // Fibonacci hashing: neighbouring numbers have nothing in common.
+        // Fibonacci hashing: neighbouring numbers give unrelated results.
         let moment = self.moments.fetch_add(1, Ordering::Relaxed) + 1;
         let mixed = moment.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29);
         if !mixed.is_multiple_of(u64::from(self.one_in)) {
             return;
         }
-        // As long as another CPU's fault takes, or as long as another thread has the core.
+        // As long as another CPU's fault, or as long as another thread has the core.
         if mixed >> 32 & 3 == 0 {
             std::thread::yield_now();
         } else {
@@ -233,7 +235,7 @@ impl NativeMachine {
         &self.memory
     }
 
-    /// What is done about accesses through stale translations.
+    /// Returns the handling of accesses through stale translations.
     #[inline]
     pub fn checked(&self) -> Checked {
         self.checked
@@ -244,12 +246,12 @@ impl NativeMachine {
         &self.cpus[cpu.index()].0
     }
 
-    /// What the TLB of `cpu` has done so far.
+    /// Returns the statistics of the TLB of `cpu` so far.
     pub fn tlb_stats(&self, cpu: CpuId) -> TlbStats {
         self.cpu_state(cpu).tlb.stats()
     }
 
-    /// What all TLBs have done so far.
+    /// Returns the statistics of all TLBs so far.
     pub fn total_tlb_stats(&self) -> TlbStats {
         let mut total = TlbStats::default();
         self.cpus.iter().for_each(|cpu| total += cpu.0.tlb.stats());
@@ -271,7 +273,7 @@ impl NativeMachine {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records a violation, and panics if that is asked for.
+    /// Records a violation, and panics if configured.
     #[cold]
     pub(crate) fn violated(&self, violation: Violation) {
         self.violations.fetch_add(1, Ordering::Relaxed);
@@ -283,26 +285,28 @@ impl NativeMachine {
         assert!(self.checked != Checked::Panic, "{violation}");
     }
 
-    /// Plants a fault: the next `count` invalidations on `cpu` do nothing. For tests that the
-    /// checked mode sees what it is there for.
+    /// Plants a fault: the next `count` invalidations on `cpu` have no effect. For tests that the
+    /// checked mode detects violations.
     ///
     /// # Safety
-    /// This breaks the machine's contract. No frame freed while `cpu` may still hold a translation
-    /// to it is used by the subsystem for anything but a program's data until then, and programs
-    /// only load through stale translations.
+    /// This breaks the machine's contract. While `cpu` may still hold a translation to a freed
+    /// frame, the subsystem must use the frame only for a program's data, and programs must only
+    /// load through stale translations.
     pub unsafe fn plant_skipped_invalidations(&self, cpu: CpuId, count: u32) {
         self.cpu_state(cpu).skip.store(count, Ordering::Relaxed);
     }
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions are fixed at construction; regions are disjoint parts of one mapping that
-//   nothing else uses, and frame bytes are that mapping's (host mapping, see `memory`).
-// - A TLB drops what is asked (may forget, never lies, see `tlb`), what it has of upper levels too; a
-//   walk is done by the CPU's own thread, which cannot be inside one when it invalidates.
-// - `interrupt` raises a line, with release, that `NativeCpu` looks at before every access of its program, and takes
-//   with acquire; and it wakes a CPU that is parked. A `NativeCpu` exists while its CPU runs the space.
-// - A parked thread does nothing but sleep.
+// - CPUs and regions are fixed at construction; regions are disjoint parts of one mapping without
+//   other users, and frame bytes belong to this mapping (host mapping, see `memory`).
+// - A TLB drops the requested translations (may forget, never lies, see `tlb`), including upper
+//   levels; a walk is done by the CPU's own thread, which cannot be inside a walk when it
+//   invalidates.
+// - `interrupt` raises a line with release. `NativeCpu` checks the line before every access of its
+//   program, and takes the interrupt with acquire. `interrupt` also wakes a parked CPU. A
+//   `NativeCpu` exists while its CPU runs the space.
+// - A parked thread only sleeps.
 // - The walk (see `mmu`) only sets accessed and dirty bits, by compare-and-swap of present entries.
 unsafe impl Machine for NativeMachine {
     type Predictor = faultless::prefault::Streams;
@@ -327,7 +331,7 @@ unsafe impl Machine for NativeMachine {
 
     fn invalidate(&self, cpu: CpuId, space: SpaceId, what: Invalidate) {
         let state = self.cpu_state(cpu);
-        // Loading another space's tables has dropped everything of this one.
+        // Loading another space's tables has dropped all translations of this space.
         if state.space.load(Ordering::Relaxed) != space.0 || state.skips() {
             return;
         }
@@ -354,7 +358,8 @@ unsafe impl Machine for NativeMachine {
     }
 
     fn relax(&self, looks: u32) {
-        // CPUs outnumber the host's: whoever is waited for may not be running. Who can park does that instead.
+        // There may be more CPUs than host cores: the CPU waited for may not be running. Callers
+        // that can park do so instead.
         if looks < LOOKS_BEFORE_PARKING {
             core::hint::spin_loop();
         } else {
@@ -389,10 +394,11 @@ unsafe impl Machine for NativeMachine {
     #[inline(always)]
     unsafe fn copy_frame(&self, to: FrameNumber, from: FrameNumber) {
         let from = self.frame_bytes(from).cast_const();
-        // SAFETY: two whole frames of the mapping (host mapping), the target the caller's. The copy
-        // is of no use if a program stores to the source meanwhile, and is thrown away then.
+        // SAFETY: two whole frames of the mapping (host mapping); the target belongs to the caller.
+        // A copy is invalid if a program stores to the source in the meantime, and is then
+        // discarded.
         unsafe { self.frame_bytes(to).copy_from_nonoverlapping(from, PAGE_SIZE as usize) };
-        // The copy is there; what it is a copy of may change.
+        // The copy exists; its original may change from here on.
         self.jitter.moment();
     }
 }
@@ -440,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parked_cpu_runs_on_when_it_is_woken_or_interrupted() {
+    fn a_parked_cpu_continues_after_a_wake_up_or_interrupt() {
         let machine = machine();
         std::thread::scope(|scope| {
             for rouse in [NativeMachine::wake, NativeMachine::interrupt] {

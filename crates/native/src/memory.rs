@@ -3,13 +3,13 @@
 //! *Invariant (host mapping):* the mapping spans `bytes` bytes from `base`, is readable and
 //! writable, and lives as long as the [`Memory`]; only raw pointers and atomics ever point into it.
 //!
-//! Guest programs race with each other, so each of their accesses is a relaxed atomic of the
-//! host. Programs that touch the same bytes at different widths at the same time do what the
-//! hardware does, which Rust's memory model does not describe, as in every emulator.
+//! Guest programs race with each other, so each of their accesses is a relaxed atomic of the host.
+//! Programs that access the same bytes at different widths at the same time get the behaviour of
+//! the hardware, which Rust's memory model does not describe, as in every emulator.
 //!
-//! The mapping stays on small pages of the host, because huge ones come and go with the host's
-//! fragmentation and two runs would differ. The host backs a page when it is first touched; ask
-//! for [`populate`](crate::Config::populate) where that must not fall into a measurement.
+//! The mapping stays on small pages of the host, because huge pages depend on the host's
+//! fragmentation, and two runs would differ. The host allocates a page at its first access; use
+//! [`populate`](crate::Config::populate) if this time must not be part of a measurement.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -27,14 +27,14 @@ impl Word for u16 {}
 impl Word for u32 {}
 impl Word for u64 {}
 
-/// What a [`Word`] can do at an address of the host.
+/// The operations of a [`Word`] at an address of the host.
 pub(crate) mod private {
     use super::*;
 
     /// A word and its atomic twin.
     ///
-    /// The functions that take an address require it to be aligned to the word, and valid for
-    /// atomic accesses of its size.
+    /// The functions with an address require an address aligned to the word, and valid for atomic
+    /// accesses of its size.
     pub trait Atomic: Sized {
         /// Bytes in the word.
         const SIZE: u64 = size_of::<Self>() as u64;
@@ -121,10 +121,10 @@ pub struct Memory {
     _map: MmapRaw,
 }
 
-// SAFETY: `base` points into the mapping, which belongs to this value (host mapping); what is
-// behind it is reached by atomics here, and by the frame's owner through `frame_bytes`.
+// SAFETY: `base` points into the mapping, which belongs to this value (host mapping); the memory
+// behind it is accessed by atomics here, and by the frame's owner through `frame_bytes`.
 unsafe impl Send for Memory {}
-// SAFETY: as above; nothing else in here changes.
+// SAFETY: as above; all other fields are constant.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -137,7 +137,8 @@ impl Memory {
         Self::tiered(bytes, nodes, 0)
     }
 
-    /// The same, and one more node behind them, of `slow` bytes, unless that is less than a frame.
+    /// Creates the memory of [`new`](Self::new), and one more node behind, of `slow` bytes, unless
+    /// `slow` is less than a frame.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -146,7 +147,7 @@ impl Memory {
         let slow = u32::try_from(slow >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
         let frames = fast.checked_add(slow).ok_or(Errno::EINVAL)?;
         let all = nodes + usize::from(slow != 0);
-        // Frame 0 is nobody's: number 0 stays free to mean "none".
+        // Frame 0 has no owner: number 0 stays free to mean "none".
         if nodes == 0 || all > MAX_NODES || (fast as usize) < 2 * nodes {
             return Err(Errno::EINVAL);
         }
@@ -211,14 +212,14 @@ impl Memory {
         self.base.wrapping_add(phys as usize).cast()
     }
 
-    /// Loads the word at `phys`, which is aligned to it.
+    /// Loads the word at `phys`, an aligned address.
     #[inline(always)]
     pub fn load<T: Word>(&self, phys: u64) -> T {
         // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
         unsafe { T::load(self.at(phys)) }
     }
 
-    /// Stores `value` at `phys`, which is aligned to it.
+    /// Stores `value` at `phys`, an aligned address.
     #[inline(always)]
     pub fn store<T: Word>(&self, phys: u64, value: T) {
         // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
@@ -235,14 +236,15 @@ impl Memory {
     /// Replaces the word at `phys` by `new` if it is `old`, atomically.
     ///
     /// # Errors
-    /// The value found, when it is not `old`.
+    /// The value found, if it is not `old`.
     #[inline(always)]
     pub fn compare_exchange<T: Word>(&self, phys: u64, old: T, new: T) -> Result<T, T> {
         // SAFETY: `at` gives an aligned address inside the mapping (host mapping).
         unsafe { T::compare_exchange(self.at(phys), old, new) }
     }
 
-    /// The page-table entry at `phys`. Acquire-loads of it see the table beneath it filled.
+    /// Returns the page-table entry at `phys`. Acquire-loads of the entry see the table beneath it
+    /// filled.
     #[inline(always)]
     pub fn entry(&self, phys: u64) -> &AtomicU64 {
         // SAFETY: `at` gives an aligned address inside the mapping, which outlives the borrow of
@@ -302,7 +304,7 @@ impl Memory {
         }
     }
 
-    /// A range that lies in memory, checked once for all the words in it.
+    /// Returns a range that lies in memory, checked once for all its words.
     fn span(&self, phys: u64, len: u64) -> Span<'_> {
         let end = phys.checked_add(len).filter(|&end| end <= self.bytes);
         let end = end.unwrap_or_else(|| panic!("bad physical range {phys:#x} + {len:#x}"));
@@ -363,7 +365,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn nodes_share_out_every_frame_but_the_first() {
+    fn nodes_share_all_frames_except_the_first() {
         let memory = Memory::new(1003 * PAGE_SIZE + 5, 4).unwrap();
         let mut next = 1;
         for (node, region) in memory.regions().iter().enumerate() {
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_node_comes_behind_the_others() {
+    fn a_slow_node_follows_the_other_nodes() {
         let memory = Memory::tiered(100 * PAGE_SIZE, 2, 400 * PAGE_SIZE).unwrap();
         let regions: Vec<_> =
             memory.regions().iter().map(|it| (it.node, it.first.0, it.frames)).collect();
@@ -399,7 +401,7 @@ mod tests {
         let mut memory = Memory::new(1 << 20, 1).unwrap();
         memory.populate();
         memory.store::<u32>(5 * PAGE_SIZE + 8, 0xdead_beef);
-        // SAFETY: frame 5 exists and nothing else touches it.
+        // SAFETY: frame 5 exists and has no other user.
         let seen = unsafe { memory.frame_bytes(FrameNumber(5)).add(8).cast::<u32>().read() };
         assert_eq!(seen, 0xdead_beef);
         assert_eq!(memory.compare_exchange::<u32>(5 * PAGE_SIZE + 8, 1, 2), Err(0xdead_beef));
@@ -409,7 +411,7 @@ mod tests {
 
     #[test]
     #[should_panic = "bad physical address"]
-    fn the_end_of_memory_holds() {
+    fn accesses_beyond_memory_panic() {
         Memory::new(1 << 20, 1).unwrap().load::<u64>((1 << 20) - 4);
     }
 

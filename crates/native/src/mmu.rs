@@ -1,10 +1,10 @@
 //! The page walk, as hardware does it, in the subsystem's page-table format (x86-64, four levels).
 //!
-//! An access walks from the root, or from the deepest table that the CPU knows on the way; every entry must be
-//! present and allow the access. The walk sets the accessed bit in each entry it used, and the dirty bit in the
-//! leaf when the access is a store, each by compare-and-swap of the value it decided on: if the entry changed
-//! meanwhile, the walk looks at it again. So a bit is never set in an entry that was not good for the
-//! access, and the dirty bit is there before the store happens.
+//! An access walks from the root, or from the deepest table known to the CPU; every entry must be
+//! present and allow the access. The walk sets the accessed bit in each used entry, and the dirty
+//! bit in the leaf for a store. Each bit is set by compare-and-swap of the checked value: if the
+//! entry changed in the meantime, the walk reads the entry again. A bit is therefore never set in
+//! an entry that does not allow the access, and the dirty bit is set before the store.
 
 use crate::memory::Memory;
 use core::fmt;
@@ -16,10 +16,10 @@ use faultless::format::{
 };
 use faultless::{Access, FrameNumber, PAGE_SHIFT};
 
-/// log2 of the bytes that one entry of a root table is for.
+/// log2 of the bytes covered by one entry of a root table.
 pub const ROOT_SHIFT: u32 = PAGE_SHIFT + INDEX_BITS * (LEVELS - 1);
 
-/// How much one leaf entry maps.
+/// The size of the memory mapped by one leaf entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PageSize {
@@ -55,9 +55,9 @@ impl PageSize {
     }
 }
 
-/// What a leaf entry, and those above it, say of a page: the contents of a TLB entry.
+/// The content of a leaf entry and the entries above: the content of a TLB entry.
 ///
-/// Two registers, even as an `Option`: it is handed around on every access.
+/// Two registers, even as an `Option`, because it is passed on every access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
     /// The leaf's frame, present, write, dirty and no-execute bits, the permissions being those of
@@ -67,19 +67,19 @@ pub struct Translation {
     pub(crate) owner: u64,
 }
 
-/// Where a translation keeps its size: in bits that entries leave to software.
+/// The bit position of a translation's size, in bits that entries reserve for software.
 const SIZE_SHIFT: u32 = SOFTWARE.trailing_zeros();
 
 impl Translation {
-    /// From the bits of a leaf entry that are kept.
+    /// Creates a translation from the kept bits of a leaf entry.
     fn from_bits(bits: u64, size: PageSize) -> Self {
         // Present is bit 0, and always there: the value is never 0.
         let present = NonZeroU64::MIN;
         Self { bits: present | bits | (size as u64) << SIZE_SHIFT, owner: 0 }
     }
 
-    /// A translation to the page of `size` that starts with frame `first`. `dirty` says that its
-    /// entry is marked dirty, so that stores need no walk.
+    /// Creates a translation to the page of `size` that starts with frame `first`. `dirty` means
+    /// that its entry is marked dirty, so that stores need no walk.
     pub fn new(
         first: FrameNumber,
         size: PageSize,
@@ -100,7 +100,7 @@ impl Translation {
         Self::from_bits(bits, size)
     }
 
-    /// How much it maps.
+    /// Returns the size of the mapped memory.
     #[inline(always)]
     pub const fn size(self) -> PageSize {
         match self.bits.get() >> SIZE_SHIFT & 3 {
@@ -110,7 +110,7 @@ impl Translation {
         }
     }
 
-    /// Whether `access` may go through this as it is.
+    /// Returns whether this translation allows `access`.
     #[inline(always)]
     pub const fn permits(self, access: Access) -> bool {
         match access {
@@ -120,8 +120,9 @@ impl Translation {
         }
     }
 
-    /// Whether this and the leaf `entry` of `addr`, as it is now, say the same of `access`: the same frame,
-    /// and that the access is allowed. They may be of different sizes, as a huge entry that was split maps the same frames.
+    /// Returns whether this translation and the present leaf `entry` of `addr` agree on `access`:
+    /// the same frame, and a permitted access. Their sizes may differ, because a split huge entry
+    /// maps the same frames.
     pub(crate) const fn agrees(self, entry: u64, addr: u64, access: Access) -> bool {
         let needed = match access {
             Access::Read | Access::Execute => PRESENT,
@@ -190,12 +191,12 @@ impl PageFault {
         Self(Self::USER | what | why)
     }
 
-    /// Whether the page was there but forbade the access.
+    /// Returns whether the page was present but forbade the access.
     pub const fn is_protection(self) -> bool {
         self.0 & Self::PRESENT != 0
     }
 
-    /// Whether an entry on the way was malformed: the tables are broken.
+    /// Returns whether an entry on the way was malformed: the tables are broken.
     pub const fn is_reserved(self) -> bool {
         self.0 & Self::RESERVED != 0
     }
@@ -207,20 +208,21 @@ impl fmt::Debug for PageFault {
     }
 }
 
-/// A table on the way of a walk, and what the entries above it allow.
+/// A table on the way of a walk, and the rights of the entries above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     table: FrameNumber,
-    /// log2 of the bytes that one of its entries is for.
+    /// log2 of the bytes covered by one of its entries.
     shift: u32,
-    /// The write and user bits that all entries above have, and the no-execute bit if one of them has it.
+    /// The write and user bits set in all entries above, and the no-execute bit if set in any entry
+    /// above.
     rights: u64,
     /// The ownership of the table's frame when this was read; 0 outside checked mode.
     pub(crate) owner: u64,
 }
 
 impl Step {
-    /// The start of a walk that knows nothing yet.
+    /// Returns the start of a walk without cached entries.
     #[inline]
     pub const fn root(root: FrameNumber) -> Self {
         Self { table: root, shift: ROOT_SHIFT, rights: WRITE | USER, owner: 0 }
@@ -232,13 +234,13 @@ impl Step {
         self.table
     }
 
-    /// log2 of the bytes that one of its entries is for.
+    /// Returns log2 of the bytes covered by one of its entries.
     #[inline]
     pub const fn shift(self) -> u32 {
         self.shift
     }
 
-    /// Whether this is where every walk may start.
+    /// Returns whether this is the root, where every walk may start.
     #[inline]
     pub const fn is_root(self) -> bool {
         self.shift == ROOT_SHIFT
@@ -255,34 +257,35 @@ impl Step {
         Self { table: frame_of(bits), shift, rights, owner }
     }
 
-    /// What is allowed below `entry` of this table.
+    /// Returns the rights below `entry` of this table.
     const fn rights_below(self, entry: u64) -> u64 {
         self.rights & entry & (WRITE | USER) | (self.rights | entry) & NO_EXECUTE
     }
 }
 
-/// Where a walk ended well.
+/// The result of a successful walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
-    /// What the tables say.
+    /// The translation of the tables.
     pub translation: Translation,
     /// The physical address of the leaf entry.
     pub leaf: u64,
-    /// The leaf entry as the walk left it.
+    /// The leaf entry after the walk.
     pub value: u64,
 }
 
 impl Walk {
-    /// Whether the leaf still says the same; accessed and dirty bits may have been added.
+    /// Returns whether the leaf still has the same content; accessed and dirty bits may have been
+    /// added.
     pub fn still_holds(&self, memory: &Memory) -> bool {
         let now = memory.entry(self.leaf).load(Ordering::Acquire);
         (now ^ self.value) & !(ACCESSED | DIRTY) == 0
     }
 }
 
-/// Walks the tables for a user-mode `access` to `addr`, from `start` on, which is the root or a table on the way
-/// to `addr`, and marks what it uses. `owner` tells the ownership of a table's frame, and `learn` is told of each
-/// table that the walk comes to.
+/// Walks the tables for a user-mode `access` to `addr` and marks the used entries. The walk begins
+/// at `start`, the root or a table on the way to `addr`. `owner` returns the ownership of a table's
+/// frame, and `learn` is called for each table of the walk.
 ///
 /// # Errors
 /// The page fault that hardware would raise.
@@ -313,7 +316,7 @@ pub fn walk(
             }
             let table = frame_of(seen);
             let below = Step { table, shift: step.shift - INDEX_BITS, rights, owner: owner(table) };
-            // The owner read must be the one that the entry meant.
+            // The owner must belong to the same entry.
             if (slot.load(Ordering::Acquire) ^ seen) & !ACCESSED != 0 {
                 continue;
             }
@@ -344,13 +347,14 @@ pub fn walk(
     }
 }
 
-/// Where in a table the entry for `addr` lies, in bytes, if each of its entries is for 2^`shift` bytes.
+/// Returns the byte offset in a table of the entry for `addr`, if each entry covers 2^`shift`
+/// bytes.
 #[inline(always)]
 const fn entry_offset(addr: u64, shift: u32) -> u64 {
     (addr >> shift & (ENTRIES as u64 - 1)) * size_of::<u64>() as u64
 }
 
-/// Sets `marks` in an entry that is still `seen`; whether it was.
+/// Sets `marks` in an entry if it is still `seen`. Returns whether it was.
 #[inline(always)]
 fn mark(slot: &core::sync::atomic::AtomicU64, seen: u64, marks: u64) -> bool {
     seen & marks == marks
@@ -382,7 +386,7 @@ mod tests {
 
     const ROOT: FrameNumber = FrameNumber(1);
 
-    /// A walk from the root by a CPU that remembers nothing.
+    /// Walks from the root, on a CPU without cached entries.
     fn walk(
         memory: &Memory,
         root: FrameNumber,
@@ -393,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_may_start_at_any_table_that_it_learned_of() {
+    fn a_walk_may_start_at_any_learned_table() {
         for clear in [0, WRITE, USER] {
             let (memory, _) = tables(1, 9 << PAGE_SHIFT | TABLE);
             memory.store::<u64>(slot(1), memory.load::<u64>(slot(1)) & !clear | NO_EXECUTE);
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_translation_agrees_with_the_entries_of_a_split_page_that_map_its_frames() {
+    fn a_translation_agrees_with_the_entries_of_its_split_page() {
         let huge = Translation::new(FrameNumber(1 << 9), PageSize::Size2M, false, false, true);
         assert_eq!(
             huge.frames().map(|frame| frame.0).collect::<Vec<_>>(),
@@ -464,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_tell_missing_from_forbidden_and_leave_the_leaf_alone() {
+    fn faults_distinguish_missing_from_forbidden_pages() {
         let (memory, leaf) = tables(1, 9 << PAGE_SHIFT | PRESENT | USER | NO_EXECUTE);
         let before = memory.load::<u64>(leaf);
         let fault = |addr, access| walk(&memory, ROOT, addr, access).unwrap_err();
@@ -479,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_has_a_say_in_the_permissions() {
+    fn permissions_combine_all_levels() {
         for (clear, access) in [(WRITE, Access::Write), (USER, Access::Read)] {
             for depth in 0..4 {
                 let (memory, _) = tables(1, 9 << PAGE_SHIFT | TABLE);
@@ -508,10 +512,10 @@ mod tests {
     fn a_marking_race_loses_no_change_of_the_entry() {
         let (memory, leaf) = tables(1, 9 << PAGE_SHIFT | TABLE);
         std::thread::scope(|scope| {
-            // One side walks and marks; the other takes the page away and brings it back clean.
+            // One thread walks and marks; another thread unmaps the page and maps it again, clean.
             let walker = scope.spawn(|| {
                 let (mut walks, mut found) = (0, 0);
-                // The other may be off its processor all the while, with the page away.
+                // The other thread may be descheduled for the whole time, with the page unmapped.
                 while walks < 20_000 || found == 0 {
                     walks += 1;
                     match walk(&memory, ROOT, ADDR, Access::Write) {

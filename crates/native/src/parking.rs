@@ -1,4 +1,4 @@
-//! Where the thread of a CPU sleeps while it waits for another CPU.
+//! The place where the thread of a CPU sleeps while it waits for another CPU.
 
 use faultless::locks::Permit;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -12,7 +12,7 @@ pub(crate) struct Parking {
 }
 
 impl Parking {
-    /// Sleeps until the CPU is woken, unless it was since the last return.
+    /// Sleeps until the CPU is woken, unless a wake-up came since the last return.
     pub(crate) fn park(&self) {
         let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
         if self.permit.park() {
@@ -23,10 +23,10 @@ impl Parking {
         }
     }
 
-    /// Wakes the CPU, or keeps it from sleeping the next time.
+    /// Wakes the CPU, or prevents its next sleep.
     pub(crate) fn wake(&self) {
         if self.permit.give() {
-            // Who is between its last look and its sleep has the lock.
+            // A thread between its last check and its sleep has the lock.
             drop(self.asleep.lock().unwrap_or_else(PoisonError::into_inner));
             self.woken.notify_one();
         }

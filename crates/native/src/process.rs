@@ -1,9 +1,9 @@
-//! Processes: address spaces, and the threads that run in them.
+//! Processes: address spaces, and their threads.
 //!
-//! A thread runs guest code on a CPU that it claims from the machine's pool, waiting for one when all
-//! are taken; it gives the CPU back when its code ends. So there may be more threads than CPUs, but
-//! threads that wait for one another must be given their CPUs together
-//! ([`Process::run_threads`]) or wait inside [`NativeCpu::idle`].
+//! A thread runs guest code on a CPU claimed from the machine's pool. If all CPUs are taken, the
+//! thread waits; it returns the CPU when its code ends. There may thus be more threads than CPUs,
+//! but threads that wait for one another must get their CPUs together ([`Process::run_threads`]) or
+//! wait inside [`NativeCpu::idle`].
 
 use crate::cpu::{NativeCpu, Stop};
 use crate::machine::{Config, NativeMachine};
@@ -15,12 +15,12 @@ use faultless::{Cpu, CpuId, Errno, Error, Object, Shared, Space, ThreadStreams, 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 thread_local! {
-    /// Whether this thread is running guest code. If it waited for a second CPU then, nobody would
-    /// answer for the first.
+    /// Whether this thread is running guest code. If the thread waited for a second CPU then, no
+    /// thread would serve requests for the first CPU.
     static ON_CPU: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A machine with its subsystem: where processes live.
+/// A machine with its subsystem, which contains processes.
 pub struct Native {
     vm: Vm<NativeMachine>,
     free: Mutex<Vec<CpuId>>,
@@ -57,7 +57,7 @@ impl Native {
         self.vm.machine()
     }
 
-    /// A process with nothing mapped. From guest code, use [`NativeCpu::process`].
+    /// Creates a process without mappings. From guest code, use [`NativeCpu::process`].
     ///
     /// # Errors
     /// `ENOMEM` without a frame for its tables; `EAGAIN` on a thread that is running guest code.
@@ -66,25 +66,26 @@ impl Native {
         Ok(Process::new(self, space))
     }
 
-    /// Checks the subsystem's books (law 6), once no guest code runs on any CPU. `processes` are all
-    /// there are, and map each object that has pages: pages of others are not found.
-    ///
-    /// # Errors
-    /// What does not add up.
-    ///
-    /// # Panics
-    /// On a thread that is running guest code, which it would wait for.
-    pub fn audit(&self, processes: &[&Process<'_>]) -> Result<Census, Discrepancy> {
-        self.audit_with(processes, &[])
-    }
-
-    /// As [`audit`](Self::audit), with `objects` that no process may map.
+    /// Runs the audit of the subsystem (law 6), while no guest code runs on any CPU. `processes`
+    /// must be complete, and must map each object that has pages: pages of other objects are not
+    /// found.
     ///
     /// # Errors
     /// The first discrepancy.
     ///
     /// # Panics
-    /// On a thread that runs guest code.
+    /// On a thread that is running guest code, for which the audit would wait.
+    pub fn audit(&self, processes: &[&Process<'_>]) -> Result<Census, Discrepancy> {
+        self.audit_with(processes, &[])
+    }
+
+    /// As [`audit`](Self::audit), with `objects`, which need not be mapped by any process.
+    ///
+    /// # Errors
+    /// The first discrepancy.
+    ///
+    /// # Panics
+    /// On a thread that is running guest code.
     pub fn audit_with(
         &self,
         processes: &[&Process<'_>],
@@ -97,10 +98,11 @@ impl Native {
         audit_with(&everyone[0].cpu, &spaces, objects)
     }
 
-    /// What a CPU that nobody runs guest code on does meanwhile: zeroes up to about `budget` free frames
-    /// ahead, into the pools that the knob `zeroed_pool` allows. Returns how many; 0 when there is nothing to
-    /// do, or all CPUs are taken. A thread that calls it again and again, and sleeps a little after a 0, is the
-    /// machine's idle loop. Whoever waits for the CPU waits until this returns, so let the budget be small.
+    /// Does the background work of a CPU without guest code: zeroes up to about `budget` free
+    /// frames ahead, into the pools allowed by the knob `zeroed_pool`. Returns the number of zeroed
+    /// frames; 0 if there is no work, or if all CPUs are taken. A thread that calls this function
+    /// repeatedly, and sleeps a little after a 0, is the machine's idle loop. A thread that needs
+    /// the CPU waits until this function returns, so the budget should be small.
     pub fn zero_ahead(&self, budget: usize) -> usize {
         let taken = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(id) = taken else { return 0 };
@@ -114,7 +116,7 @@ impl Native {
         self.machine().cpus()
     }
 
-    /// A CPU for this thread, waiting until one is free.
+    /// Claims a CPU for this thread, and waits until one is free.
     pub(crate) fn claim(&self, operation: &'static str) -> Result<Claimed<'_>, Error> {
         let mut one = self.claim_many(operation, 1)?;
         one.pop().ok_or_else(|| unavailable(operation))
@@ -130,8 +132,8 @@ impl Native {
         let mut free = enough.unwrap_or_else(PoisonError::into_inner);
         let rest = free.len() - count;
         let claim = |id| {
-            // SAFETY: a number is in `free` unless a `Claimed` has it; it is below `cpus`; nothing
-            // interrupts a thread inside a call.
+            // SAFETY: a number is in `free` unless a `Claimed` has it; it is below `cpus`; a thread
+            // is not interrupted inside a call.
             let cpu = unsafe { self.vm.cpu(id) };
             Claimed { cpu, _slot: Slot { native: self, id } }
         };
@@ -143,9 +145,9 @@ fn unavailable(operation: &'static str) -> Error {
     Error { operation, range: VirtRange::new(0, 0), errno: Errno::EAGAIN }
 }
 
-/// A CPU out of the pool; back in it when dropped.
+/// A CPU out of the pool; returned to the pool when dropped.
 pub(crate) struct Claimed<'n> {
-    // Before the slot: the `Cpu` is gone when its number is free again.
+    // Before the slot: the `Cpu` is dropped before its number is free again.
     pub(crate) cpu: Cpu<'n, NativeMachine>,
     _slot: Slot<'n>,
 }
@@ -178,17 +180,17 @@ impl Drop for OnCpu {
     }
 }
 
-/// An address space and whatever threads run in it. Shared by reference among them.
+/// An address space and its threads, shared by reference among the threads.
 ///
-/// Dropping it ends the space: at once, or, on a thread that is running guest code, when that code
-/// ends at the latest.
+/// Dropping the process ends the space: at once, or, on a thread that is running guest code, when
+/// this code ends at the latest.
 pub struct Process<'n> {
-    // Before what ends it: fields are dropped in this order.
+    // Before `end`: fields are dropped in this order.
     space: Space<NativeMachine>,
     end: End<'n>,
 }
 
-/// Ends, when it is dropped, the spaces of dropped processes, if this thread can have a CPU for it.
+/// Ends the spaces of dropped processes when dropped, if this thread can claim a CPU.
 struct End<'n>(&'n Native);
 
 impl Drop for End<'_> {
@@ -216,7 +218,7 @@ impl<'n> Process<'n> {
         &self.space
     }
 
-    /// The machine it lives on.
+    /// Returns the machine of the process.
     #[inline]
     pub fn native(&self) -> &'n Native {
         self.end.0
@@ -227,12 +229,12 @@ impl<'n> Process<'n> {
         self.space.exit(cpu);
     }
 
-    /// Runs guest code on this thread, on a CPU of its own, and returns what it returns.
+    /// Runs guest code on this thread, on a newly claimed CPU, and returns its result.
     ///
-    /// The closure returns a `Result<R, Stop>`. Calls of the CPU (`mmap`, `munmap`) fail with an [`Error`], accesses
-    /// (`load`, `store`) with a [`Signal`](crate::Signal); `?` makes a [`Stop`] of either. So a closure that ends with a
-    /// call's result wraps it in `Ok(..?)`, which turns the one error type into the other, and one that has nothing
-    /// to return ends with `Ok(())`.
+    /// The closure returns a `Result<R, Stop>`. Calls of the CPU (`mmap`, `munmap`) fail with an
+    /// [`Error`], accesses (`load`, `store`) with a [`Signal`](crate::Signal); `?` converts both to
+    /// a [`Stop`]. A closure that ends with a call's result therefore wraps it in `Ok(..?)`, which
+    /// converts the error type, and a closure without a result ends with `Ok(())`.
     ///
     /// ```
     /// use faultless::{MapFlags, PAGE_SIZE, Prot};
@@ -250,7 +252,7 @@ impl<'n> Process<'n> {
     ///     Ok(cpu.load(page)?)
     /// })?;
     /// assert_eq!(word, 7);
-    /// // Nothing to return, and an access that nothing is mapped for.
+    /// // No result, and an access to an unmapped page.
     /// let stopped = process.run(|cpu| {
     ///     cpu.store(page + PAGE_SIZE, 7u64)?;
     ///     Ok(())
@@ -260,8 +262,8 @@ impl<'n> Process<'n> {
     /// ```
     ///
     /// # Errors
-    /// What the guest code ended with; `EAGAIN` on a thread that is running guest code already
-    /// (there, use [`NativeCpu::switch`]).
+    /// The error of the guest code; `EAGAIN` on a thread that is already running guest code (there,
+    /// use [`NativeCpu::switch`]).
     pub fn run<R>(
         &self,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
@@ -269,8 +271,9 @@ impl<'n> Process<'n> {
         self.run_as(&ThreadStreams::new(), whole_life(guest))
     }
 
-    /// As [`run`](Self::run), for a thread that ran before and may run again: `thread` is what its faults so
-    /// far let expect. When it ends, its guest code [says so](NativeCpu::end_thread).
+    /// As [`run`](Self::run), for a thread that ran before and may run again: `thread` contains the
+    /// predictions from its faults so far. When the thread ends, its guest code must call
+    /// [`end_thread`](NativeCpu::end_thread).
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -291,18 +294,18 @@ impl<'n> Process<'n> {
     ) -> Result<R, Stop> {
         let on_cpu = OnCpu::enter();
         let result = guest(&mut NativeCpu::enter(self, &claimed.cpu, thread));
-        // Processes that the guest code dropped.
+        // Processes dropped by the guest code.
         claimed.cpu.end_dropped();
         drop((on_cpu, claimed));
         result
     }
 
-    /// Runs guest code on `threads` threads at once, each on a CPU of its own and told its number,
-    /// and waits for all. Results are in the order of the numbers.
+    /// Runs guest code on `threads` threads at once, each on its own CPU and with its number as
+    /// argument, and waits for all threads. Results are in the order of the numbers.
     ///
     /// # Errors
-    /// What the first (by number) of the threads that failed ended with; `EAGAIN` when the machine
-    /// has fewer CPUs, the host refuses a thread, or this thread is running guest code already.
+    /// The error of the failed thread with the lowest number; `EAGAIN` if the machine has fewer
+    /// CPUs, the host refuses a thread, or this thread is already running guest code.
     pub fn run_threads<R: Send>(
         &self,
         threads: usize,
@@ -338,11 +341,11 @@ impl<'n> Process<'n> {
         })
     }
 
-    /// Ends the process: all its memory is given back. Dropping it does the same.
+    /// Ends the process and frees all its memory. Dropping the process has the same effect.
     pub fn exit(self) {}
 }
 
-/// `guest`, after which the thread that ran it leaves.
+/// Runs `guest`, and then ends the thread's part in the process.
 pub(crate) fn whole_life<'n, R>(
     guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
 ) -> impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop> {

@@ -1,4 +1,5 @@
-//! Files of the host as backing stores: an object of one is read from the file on demand, and written back to it.
+//! Files of the host as backing stores: the pages of such an object are read from the file on
+//! demand, and written back to it.
 //!
 //! ```
 //! use faultless::{Backing, MapFlags, Object, PAGE_SIZE, Prot};
@@ -31,18 +32,20 @@
 //!
 //! # Errors
 //!
-//! An error of the host is the [`Errno`] with its number. Where there is none it is `EIO`: also for `EBADF`, which is what the host says
-//! of a read from a file that is open for writing only, and of a write to one that is open for reading only.
+//! An error of the host becomes the [`Errno`] with its number, or `EIO` if no [`Errno`] has the
+//! number. `EBADF` also becomes `EIO`: the host returns `EBADF` for a read from a write-only file,
+//! and for a write to a read-only file.
 //!
 //! # Other parties
 //!
-//! The length is read once, when the object is made. What others do to the file afterwards is seen in the pages that are read
-//! from then on; if they shorten it, what is missing is read as zeros, and what is written back makes it longer again.
+//! The length is read once, when the object is created. Later changes by other parties are visible
+//! in pages read from then on. If another party truncates the file, the missing bytes are read as
+//! zeros, and a writeback extends the file again.
 //!
 //! # Blocking
 //!
-//! Reads and writes block the CPU. It serves no flush requests meanwhile, so that other CPUs that unmap pages of the same space
-//! wait for the host's disk as well.
+//! Reads and writes block the CPU. The blocked CPU serves no flush requests, so other CPUs that
+//! unmap pages of the same space wait for the host's disk as well.
 
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use std::fs::File;
@@ -51,18 +54,19 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// How many pages are read and written at once: 128 KiB, as much as Linux reads ahead of a program unless it is told otherwise
-/// (`read_ahead_kb`). The host has read as much from its disk then, so that asking for less would only cost more calls; and reading
-/// more would take frames for pages that nobody may want.
+/// The number of pages read and written at once: 128 KiB, the default read-ahead of Linux
+/// (`read_ahead_kb`). The host has then read this much from its disk, so that smaller requests
+/// would only cost more calls, and larger requests would take frames for pages that may remain
+/// unused.
 const PREFERRED_PAGES: usize = 32;
 
-/// Parts of memory that one call of the host is told of. More take more calls.
+/// The number of memory parts in one call of the host. More parts take more calls.
 const MOST_PARTS: usize = 64;
 
-/// Zeros to write where no hole can be punched.
+/// Zeros to write if no hole can be punched.
 static ZEROS: [u8; 16 * PAGE_SIZE as usize] = [0; 16 * PAGE_SIZE as usize];
 
-/// A regular file of the host, as what is behind an [`Object`](faultless::Object).
+/// A regular file of the host, as the store of an [`Object`](faultless::Object).
 #[derive(Debug)]
 pub struct HostFile {
     file: File,
@@ -72,11 +76,13 @@ pub struct HostFile {
 type Call = unsafe extern "C" fn(i32, *const libc::iovec, i32, libc::off_t) -> isize;
 
 impl HostFile {
-    /// The backing store that `file` is. It is to be open for reading, and for writing if anything is ever to be stored to the object.
+    /// Creates the backing store of `file`, which must be open for reading, and for writing if the
+    /// object is ever stored to.
     ///
     /// # Errors
-    /// `EINVAL`: it is no regular file; or it is open for appending (`O_APPEND`), which puts all that is written behind its end, or
-    /// for direct access (`O_DIRECT`), which writes no part of a block. The host's, if it does not tell.
+    /// `EINVAL`: the file is not a regular file; or it is open for appending (`O_APPEND`), which
+    /// moves all writes behind its end, or for direct access (`O_DIRECT`), which cannot write a
+    /// part of a block. The host's error, if the host cannot report the file's state.
     pub fn new(file: File) -> Result<Self, Errno> {
         let metadata = file.metadata().map_err(|error| errno(&error))?;
         // SAFETY: a plain call.
@@ -96,11 +102,11 @@ impl HostFile {
         &self.file
     }
 
-    /// Moves bytes between the file, from `offset` on, and `parts` of memory, until there are no more, or the call moves none.
-    /// Returns how many it has moved.
+    /// Moves bytes between the file, from `offset` on, and `parts` of memory, until all bytes are
+    /// moved, or the call moves no bytes. Returns the number of moved bytes.
     ///
     /// # Safety
-    /// The parts are memory, which `call` may write to if it is `preadv`.
+    /// The parts are valid memory, writable by `call` if it is `preadv`.
     unsafe fn transfer(
         &self,
         call: Call,
@@ -121,7 +127,8 @@ impl HostFile {
             }
             // An offset in an object is below 2^47.
             let (fd, at) = (self.file.as_raw_fd(), (offset + done as u64) as libc::off_t);
-            // SAFETY: the vector has `count` parts, of which the caller says that they are memory for this.
+            // SAFETY: the vector has `count` parts, which by the caller's promise are memory valid
+            // for the call.
             let moved = unsafe { call(fd, vector.as_ptr(), count as i32, at) };
             let Ok(moved) = usize::try_from(moved) else {
                 let error = Error::last_os_error();
@@ -138,7 +145,7 @@ impl HostFile {
         }
     }
 
-    /// As [`BackingStore::punch`]; `punch` is told offset and length in bytes.
+    /// As [`BackingStore::punch`]; `punch` receives offset and length in bytes.
     fn punch_by(
         &self,
         pages: &Range<u64>,
@@ -161,7 +168,7 @@ impl HostFile {
         }
     }
 
-    /// Writes zeros to those of `bytes` that the file has.
+    /// Writes zeros to the part of `bytes` inside the file.
     fn write_zeros(&self, bytes: Range<u64>) -> Result<(), Errno> {
         let end = bytes.end.min(self.len());
         let mut at = bytes.start;
@@ -175,7 +182,7 @@ impl HostFile {
 }
 
 impl BackingStore for HostFile {
-    /// The host's file as it is now; 0 if the host does not tell.
+    /// The present length of the host's file; 0 if the host cannot report the length.
     fn len(&self) -> u64 {
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
@@ -187,15 +194,15 @@ impl BackingStore for HostFile {
     fn read(&self, run: &mut ReadRun) -> Result<usize, StoreError> {
         let offset = run.offset();
         let parts = run.memory().map(|part| (part.as_mut_ptr(), part.len()));
-        // SAFETY: the run lends the memory for writing, for as long as it is borrowed.
+        // SAFETY: the run lends the memory for writing, as long as it is borrowed.
         unsafe { self.transfer(libc::preadv, offset, parts) }
     }
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let parts = run.memory().map(|(at, len)| (at.cast_mut(), len));
-        // SAFETY: the memory is valid for reads while this call lasts; `pwritev` writes nothing to it.
+        // SAFETY: the memory is valid for reads during this call; `pwritev` does not write to it.
         let done = unsafe { self.transfer(libc::pwritev, run.offset(), parts)? };
-        // A call that writes nothing and names no error would do so for ever.
+        // A call that writes no bytes and returns no error would do so forever.
         if done < run.bytes() { Err(StoreError { done, errno: Errno::EIO }) } else { Ok(()) }
     }
 
@@ -208,7 +215,8 @@ impl BackingStore for HostFile {
         self.file.set_len(bytes).map_err(|error| errno(&error))
     }
 
-    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`; zeros are written where the host's file system has no holes.
+    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`; writes zeros if the host's file system has no
+    /// holes.
     fn punch(&self, pages: Range<u64>) -> Result<(), Errno> {
         self.punch_by(&pages, |at, len| {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -225,7 +233,8 @@ fn errno(error: &Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::of_number)
 }
 
-/// Takes the first `moved` bytes out of `parts`, the rest of which comes to the front. Returns how many parts are left.
+/// Removes the first `moved` bytes from `parts`, whose rest moves to the front. Returns the number
+/// of remaining parts.
 fn skip(parts: &mut [libc::iovec], mut moved: usize) -> usize {
     let mut whole = 0;
     while let Some(part) = parts.get(whole)

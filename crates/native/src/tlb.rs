@@ -1,8 +1,9 @@
 //! The translation look-aside buffers of one CPU.
 //!
 //! Two first-level buffers, for instructions and for data, over a second level shared by both; each
-//! is set-associative, and replaced round-robin. Sizes are those of [Intel's Skylake cores](PROCESSOR) ("Intel 64
-//! and IA-32 Architectures Optimization Reference Manual", the table of its TLB parameters):
+//! is set-associative, and replaced round-robin. Sizes match [Intel's Skylake cores](PROCESSOR)
+//! ("Intel 64 and IA-32 Architectures Optimization Reference Manual", the table of its TLB
+//! parameters):
 //!
 //! | | 4 KiB | 2 MiB | 1 GiB |
 //! |---|---|---|---|
@@ -10,18 +11,19 @@
 //! | data | 64, 4-way | 32, 4-way | 4, 4-way |
 //! | second level | 1536, 12-way, with 2 MiB | | 16, 4-way |
 //!
-//! There are no address-space identifiers: switching spaces flushes. Real cores replace by (pseudo-)LRU, which Intel does not
-//! document; a thread has the whole core, with no sibling to share its buffers. What is counted ([`TlbStats`]) has
-//! [names](TlbStats::named) that `perf` knows on such a core, but it is of a *simulated* TLB.
+//! There are no address-space identifiers: switching spaces flushes. Real cores replace by
+//! (pseudo-)LRU, which Intel does not document; a thread has the whole core, with no sibling to
+//! share its buffers. The counters ([`TlbStats`]) have the [names](TlbStats::named) of `perf`
+//! events on such a core, but belong to a *simulated* TLB.
 //!
-//! [Upper-level entries](upper) are cached too, so that a walk starts at the deepest table that is known.
+//! [Upper-level entries](upper) are cached too, so that a walk starts at the deepest known table.
 //!
-//! *May forget, never lies:* a buffer may lose an entry at any time; but a lookup finds nothing that
-//! was filled before the latest invalidation of its page.
+//! *May forget, never lies:* a buffer may lose an entry at any time; but a lookup finds only
+//! entries filled after the latest invalidation of their page.
 //!
-//! Entries and counters are relaxed atomics, which cost what plain memory costs: only the CPU's own
-//! thread is meant to touch them, but nothing breaks (beyond the TLB's own promise) when another
-//! does, and counters can be read from anywhere. A tag carries the *epoch* of its filling, so that
+//! Entries and counters are relaxed atomics, which cost as much as plain memory. Only the CPU's own
+//! thread should use the entries, but an access by another thread breaks only the TLB's own
+//! promise. Counters can be read from any thread. A tag carries the *epoch* of its filling, so that
 //! dropping everything is one increment.
 
 mod buffer;
@@ -37,10 +39,10 @@ use upper::UpperCaches;
 /// Invalidations of more pages than this drop everything, as Linux's do.
 pub const SINGLE_PAGE_CEILING: u64 = 33;
 
-/// The processor whose buffers these are.
+/// The processor with these buffer sizes.
 pub const PROCESSOR: &str = "Intel Skylake";
 
-/// A counter that its CPU advances and anyone may read.
+/// A counter incremented by its CPU and readable by every thread.
 #[derive(Debug, Default)]
 struct Counter(AtomicU64);
 
@@ -56,7 +58,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         struct Counters { $($name: Counter),* }
 
-        /// What one CPU's TLBs, or those of several added up, have done.
+        /// The statistics of one CPU's TLBs, or the sum of several.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct TlbStats { $($(#[$doc])* pub $name: u64),* }
 
@@ -79,19 +81,21 @@ counters! {
     instruction_hits,
     /// Loads and stores served by the data buffer.
     data_hits,
-    /// Fetches that missed the instruction buffer, and that the second level served.
+    /// Fetches that missed the instruction buffer and hit the second level.
     instruction_second_hits,
-    /// Loads that missed the data buffer, and that the second level served.
+    /// Loads that missed the data buffer and hit the second level.
     load_second_hits,
-    /// Stores that missed the data buffer, and that the second level served.
+    /// Stores that missed the data buffer and hit the second level.
     store_second_hits,
-    /// Walks of the page tables for fetches, which no buffer could serve; those that ended in a fault, too.
+    /// Walks of the page tables for fetches without a hit in any buffer, including walks that ended
+    /// in a fault.
     instruction_walks,
     /// Walks of the page tables for loads.
     load_walks,
-    /// Walks of the page tables for stores; also for the first store to a page that was only read before.
+    /// Walks of the page tables for stores, including the first store to a page that was only read
+    /// before.
     store_walks,
-    /// Those of all walks that started at a table that was known, below the root.
+    /// Walks of all kinds that started at a known table below the root.
     short_walks,
     /// Flushes of everything.
     flushes,
@@ -99,7 +103,7 @@ counters! {
     page_flushes,
 }
 
-/// What [`TlbStats::named`] tells: name and meaning.
+/// The names and meanings of the values of [`TlbStats::named`].
 pub const TLB_COUNTERS: [(&str, &str); 6] = [
     ("iTLB-load-misses", "Page walks for instruction fetches, in the simulated TLBs."),
     ("dTLB-load-misses", "Page walks for loads, in the simulated TLBs."),
@@ -110,7 +114,8 @@ pub const TLB_COUNTERS: [(&str, &str); 6] = [
 ];
 
 impl TlbStats {
-    /// The counts under the names that `perf list` has for them on this [`PROCESSOR`]: what perf calls a miss there is a walk.
+    /// Returns the counts under their `perf list` names on this [`PROCESSOR`]: a miss in perf is a
+    /// walk here.
     pub const fn named(&self) -> [(&'static str, u64); 6] {
         let counts = [
             self.instruction_walks,
@@ -134,7 +139,7 @@ impl TlbStats {
         self.instruction_walks + self.load_walks + self.store_walks
     }
 
-    /// Accesses of all kinds that the second level served.
+    /// Returns the number of accesses of all kinds that hit the second level.
     pub const fn second_hits(&self) -> u64 {
         self.instruction_second_hits + self.load_second_hits + self.store_second_hits
     }
@@ -143,10 +148,10 @@ impl TlbStats {
 /// The buffers of one CPU.
 #[derive(Debug)]
 pub struct Tlb {
-    /// Part of every valid tag; never 0 and never what it was before, until it wraps.
+    /// Part of every valid tag; never 0 and never repeated until it wraps.
     epoch: AtomicU64,
-    /// Whether a 2 MiB or 1 GiB page was filled since everything was dropped; if not, nobody looks
-    /// for one.
+    /// Whether a 2 MiB or 1 GiB page was filled since the last full drop; otherwise, lookups skip
+    /// these sizes.
     huge: AtomicBool,
     data_4k: Buffer<16, 4>,
     data_2m: Buffer<8, 4>,
@@ -159,7 +164,7 @@ pub struct Tlb {
     counters: Counters,
 }
 
-/// Where the epoch starts in a tag: above 36 bits of page number and one of size.
+/// The bit position of the epoch in a tag: above 36 bits of page number and one bit of size.
 const EPOCH_SHIFT: u32 = 37;
 const LAST_EPOCH: u64 = (1 << (64 - EPOCH_SHIFT)) - 1;
 
@@ -187,18 +192,18 @@ impl Tlb {
         }
     }
 
-    /// The tag of a page: its number, whether it is a 2 MiB page (the second level holds both
-    /// sizes), and the present epoch.
+    /// Returns the tag of a page: its number, whether it is a 2 MiB page (the second level holds
+    /// both sizes), and the present epoch.
     #[inline(always)]
     fn tag(&self, page: u64, size: PageSize) -> u64 {
         let large = u64::from(size == PageSize::Size2M);
         page | large << (EPOCH_SHIFT - 1) | self.epoch.load(Relaxed) << EPOCH_SHIFT
     }
 
-    /// The translation of `addr` (below 2^47), if it is here and good for `access`.
+    /// Returns the translation of `addr` (below 2^47), if it is cached and allows `access`.
     ///
-    /// A translation that forbids the access, or has yet to be marked dirty for a store, counts as
-    /// a miss: the tables may say more by now.
+    /// A translation that forbids the access, or is not yet marked dirty for a store, counts as a
+    /// miss: the tables may allow more by now.
     #[inline(always)]
     pub fn lookup(&self, addr: u64, access: Access) -> Option<Translation> {
         let page = addr >> PAGE_SHIFT;
@@ -277,7 +282,7 @@ impl Tlb {
         })
     }
 
-    /// Remembers what a walk for `access` to `addr` found.
+    /// Caches the result of a walk for `access` to `addr`.
     pub fn fill(&self, addr: u64, access: Access, found: Translation) {
         let page = addr >> found.size().shift();
         let tag = self.tag(page, found.size());
@@ -306,19 +311,20 @@ impl Tlb {
         }
     }
 
-    /// The deepest table on the way to `addr` (below 2^47) that is known.
+    /// Returns the deepest known table on the way to `addr` (below 2^47).
     #[inline]
     pub fn table(&self, addr: u64) -> Option<Step> {
         self.upper.find(addr, self.epoch.load(Relaxed))
     }
 
-    /// Remembers the table that a walk to `addr` came to.
+    /// Caches a table of a walk to `addr`.
     #[inline]
     pub fn fill_table(&self, addr: u64, step: Step) {
         self.upper.fill(addr, self.epoch.load(Relaxed), step);
     }
 
-    /// Drops every translation of a page that overlaps `range`, and the tables known on the way there.
+    /// Drops every translation of a page that overlaps `range`, and the known tables on the way
+    /// there.
     pub fn invalidate_range(&self, range: VirtRange) {
         let range = range.intersect(VirtRange::new(0, CANONICAL_END)).widen(PAGE_SIZE);
         if range.pages() > SINGLE_PAGE_CEILING {
@@ -331,8 +337,8 @@ impl Tlb {
         }
     }
 
-    /// Drops every translation of `addr`, of any size, as a fault does. Tables on the way there stay known:
-    /// hardware may walk ahead of a program at any time, and so may know them again.
+    /// Drops every translation of `addr`, of any size, as a fault does. Tables on the way there
+    /// stay known: hardware may walk ahead of a program at any time, and may thus cache them again.
     pub fn forget(&self, addr: u64) {
         let page = addr >> PAGE_SHIFT;
         let tag = self.tag(page, PageSize::Size4K);
@@ -378,7 +384,8 @@ impl Tlb {
         self.upper.clear();
     }
 
-    /// Counts a walk of the page tables for `access`; `short` says that it did not start at the root.
+    /// Counts a walk of the page tables for `access`; `short` means that the walk did not start at
+    /// the root.
     #[inline]
     pub fn count_walk(&self, access: Access, short: bool) {
         match access {
@@ -391,7 +398,7 @@ impl Tlb {
         }
     }
 
-    /// What happened so far. Counters only grow.
+    /// Returns the statistics so far. Counters only grow.
     pub fn stats(&self) -> TlbStats {
         self.counters.read()
     }
@@ -412,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filled_page_is_hit_until_it_is_forgotten() {
+    fn a_filled_page_hits_until_its_invalidation() {
         for size in SIZES {
             for access in ACCESSES {
                 let tlb = Tlb::new();
@@ -431,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_level_serves_what_the_first_lost() {
+    fn the_second_level_serves_pages_lost_from_the_first() {
         let tlb = Tlb::new();
         // Five pages of one data set of four ways; 16 sets apart.
         for i in 0..5 {
@@ -441,12 +448,12 @@ mod tests {
         assert_eq!(tlb.stats().load_second_hits, 1);
         assert!(tlb.lookup(0, Access::Read).is_some());
         assert_eq!((tlb.stats().second_hits(), tlb.stats().data_hits), (1, 1));
-        // What data put into the second level, fetches find there.
+        // Fetches hit second-level entries filled by data accesses.
         assert!(tlb.lookup(0, Access::Execute).is_some());
         assert_eq!((tlb.stats().second_hits(), tlb.stats().instruction_second_hits), (2, 1));
     }
 
-    /// Pages in a fixed order, again and again: those that a level has room for are hit in it.
+    /// Repeated accesses to pages in a fixed order: pages that fit into a level hit there.
     #[test]
     fn the_levels_have_the_sizes_of_the_processor() {
         let pass = |tlb: &Tlb, pages: u64, size: PageSize, access| {
@@ -531,7 +538,7 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        // Pages around a 1 GiB border, in few sets, so that buffers overflow.
+        // Pages around a 1 GiB boundary, in few sets, so that buffers overflow.
         let page = || (0u64..6, 0u64..40).prop_map(|(big, small)| (big << 17) + small * 16);
         let size = proptest::sample::select(&SIZES[..]);
         let access = || proptest::sample::select(&ACCESSES[..]);
@@ -545,18 +552,18 @@ mod tests {
     }
 
     proptest! {
-        /// Against a page map that forgets nothing but what was invalidated.
+        /// Compares the TLB with a page map that drops only invalidated pages.
         #[test]
-        fn it_may_forget_but_never_lies(ops in proptest::collection::vec(op(), 1..200)) {
+        fn lookups_return_only_current_entries(ops in proptest::collection::vec(op(), 1..200)) {
             let tlb = Tlb::new();
-            // What each page of each size was last filled with, until it is invalidated.
+            // The last fill of each page of each size, until its invalidation.
             let mut model: HashMap<(PageSize, u64), Translation> = HashMap::new();
             let mut frame = 0;
             for op in ops {
                 match op {
                     Op::Fill { page, size, access, dirty } => {
                         let addr = page << PAGE_SHIFT;
-                        // The tables never map one address at two sizes without a flush between.
+                        // The tables never map one address at two sizes without a flush in between.
                         for other in SIZES.into_iter().filter(|&other| other != size) {
                             model.retain(|&(s, n), _| {
                                 s != other || !overlap(n << s.shift(), s, addr, size)

@@ -1,11 +1,11 @@
-//! One thread: every kind of access moves real bytes, and is told Linux's signals.
+//! One thread: every kind of access moves real bytes, and gets Linux's signals.
 
 use crate::common::{PAGE, PRIVATE, RW, SHARED, machine, map};
 use faultless::{Access, Errno, MapFlags, Prot};
 use faultless_native::{Signal, Stop};
 
 #[test]
-fn a_first_fault_gives_zeros_and_keeps_what_is_stored() {
+fn a_first_fault_maps_zeros_and_keeps_stores() {
     let native = machine(1);
     native
         .process()
@@ -26,7 +26,7 @@ fn a_first_fault_gives_zeros_and_keeps_what_is_stored() {
 }
 
 #[test]
-fn hits_cost_no_walk_and_the_first_store_to_a_clean_page_one() {
+fn hits_need_no_walk_and_a_first_store_needs_one() {
     let native = machine(1);
     native
         .process()
@@ -75,7 +75,7 @@ fn words_across_pages_and_bulk_moves_are_whole() {
 }
 
 #[test]
-fn touching_changes_nothing() {
+fn touching_changes_no_byte() {
     let native = machine(1);
     native
         .process()
@@ -96,7 +96,7 @@ fn touching_changes_nothing() {
 }
 
 #[test]
-fn what_is_not_allowed_is_told_apart_from_what_is_not_there() {
+fn forbidden_and_unmapped_addresses_have_different_signals() {
     let native = machine(1);
     native
         .process()
@@ -129,7 +129,7 @@ fn what_is_not_allowed_is_told_apart_from_what_is_not_there() {
 }
 
 #[test]
-fn a_refused_call_carries_its_name_out_of_the_guest_code() {
+fn a_refused_call_returns_its_name() {
     let native = machine(1);
     let process = native.process().unwrap();
     let stopped = process.run(|cpu| Ok(cpu.munmap(1, PAGE)?));
@@ -147,7 +147,7 @@ fn a_refused_call_carries_its_name_out_of_the_guest_code() {
 }
 
 #[test]
-fn exhausted_memory_is_told_and_given_back() {
+fn exhausted_memory_is_reported_and_freed() {
     let native = machine(1);
     let process = native.process().unwrap();
     let frames = native.vm().total_frames();

@@ -1,7 +1,7 @@
-//! All tests of the native machine, in one program: the subsystem is compiled for that machine once, and the tests of all files run side by
-//! side. See each file.
+//! All tests of the native machine in one program: the subsystem is compiled once for this machine,
+//! and the tests of all files run in parallel. See each file.
 //!
-//! `cargo test -p faultless-native --test all stress_owners` runs those of a file.
+//! `cargo test -p faultless-native --test all stress_owners` runs the tests of one file.
 
 mod common;
 mod differential;

@@ -1,4 +1,4 @@
-//! Checked mode: it sees a planted fault, and sees none in a storm of everything.
+//! Checked mode: it detects a planted fault, and reports none in a storm of all operations.
 
 use crate::common::{PAGE, PRIVATE, RW, machine, map};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -6,11 +6,11 @@ use faultless::{Advice, Counter, MapFlags, Prot, RemapFlags};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};
 
 #[test]
-fn an_invalidation_left_out_is_caught() {
+fn a_skipped_invalidation_is_detected() {
     let config = Config { cpus: 1, checked: Checked::Record, ..Config::default() };
     let native = Native::new(config).unwrap();
     let process = native.process().unwrap();
-    // Where no mapping is placed that does not ask for it.
+    // An address outside automatic placement.
     let (addr, space) = (0x10_0000, process.space().id());
     process
         .run(|cpu| {
@@ -35,11 +35,11 @@ fn an_invalidation_left_out_is_caught() {
     assert_eq!((violations[0].addr, violations[0].space), (addr, space));
 }
 
-/// What a thread's own area must hold.
+/// The expected contents of a thread's own area.
 struct Own {
     at: u64,
     pages: Vec<u64>,
-    /// Two places that nobody else uses, for moving to and fro.
+    /// Two addresses without other users, as targets of moves.
     places: [u64; 2],
 }
 
@@ -65,7 +65,7 @@ impl Own {
                 let told = cpu.load::<u64>(addr);
                 // Another thread may have mapped something there by now.
                 assert!(told.is_ok() || told == Err(Signal::Segv { addr, mapped: false }));
-                // Somewhere else, so as not to tread on that.
+                // Moves elsewhere, to avoid a collision.
                 *self = Self::moved(cpu, self, part)?;
             }
             2 => {
@@ -92,7 +92,7 @@ impl Own {
         Ok(())
     }
 
-    /// A new area with what is left of the old one, and zeros where `lost` was unmapped.
+    /// Returns a new area with the remains of the old area, and zeros in the unmapped part `lost`.
     fn moved(
         cpu: &NativeCpu<'_, '_>,
         old: &Self,
@@ -116,7 +116,7 @@ impl Own {
     }
 }
 
-/// The area that all threads map, unmap, protect and touch without asking each other.
+/// The area that all threads map, unmap, protect and touch without coordination.
 const COMMON: u64 = 0x1000_0000;
 const COMMON_PAGES: u64 = 16;
 
@@ -137,7 +137,7 @@ fn disturb(cpu: &NativeCpu<'_, '_>, random: &mut fastrand::Rng) -> Result<Option
 }
 
 #[test]
-fn a_storm_of_everything_uses_no_stale_translation_and_loses_no_write() {
+fn a_storm_uses_no_stale_translation_and_loses_no_write() {
     const THREADS: usize = 4;
     let native = machine(THREADS);
     let process = native.process().unwrap();

@@ -1,5 +1,6 @@
-//! Millions of checked accesses without a violation, and each kind of violation, planted, is seen. A
-//! thousand million are `cargo run --release -p faultless-native --example coherence`.
+//! Millions of checked accesses without a violation; and each kind of violation, planted, is
+//! detected. A thousand million accesses are
+//! `cargo run --release -p faultless-native --example coherence`.
 
 #[path = "common/coherence.rs"]
 mod storm;
@@ -9,7 +10,7 @@ use faultless::{Advice, Counter, MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Stale, Stop};
 
 #[test]
-fn no_translation_outlives_what_it_came_from() {
+fn no_translation_outlives_its_entry() {
     let done = storm::run(4, 2_000_000, |_| {});
     assert_eq!(done.violations, 0);
     assert!(done.accesses >= 2_000_000);
@@ -20,8 +21,8 @@ fn no_translation_outlives_what_it_came_from() {
 
 const AT: u64 = 0x10_0000;
 
-/// What is seen when the program of a machine of one CPU does `change` without dropping translations,
-/// and then `access`.
+/// Returns the violation detected when the program of a machine with one CPU runs `change` without
+/// dropping translations, and then `access`.
 fn seen(
     change: impl Fn(&NativeCpu<'_, '_>) -> Result<(), Stop>,
     access: impl Fn(&NativeCpu<'_, '_>) -> Result<(), Stop>,
@@ -34,8 +35,9 @@ fn seen(
             .run(|cpu| {
                 cpu.mmap(AT, PAGE, RW, PRIVATE.union(MapFlags::FIXED))?;
                 cpu.store(AT, 1u64)?;
-                // SAFETY: what stays behind is used for loads, or for stores to a frame that stays the
-                // program's or its child's; the plant is taken away before the guest ends.
+                // SAFETY: stale translations are used for loads, or for stores to a frame that
+                // still belongs to the program or its child; the plant is removed before the guest
+                // ends.
                 unsafe { native.machine().plant_skipped_invalidations(cpu.id(), skipped) };
                 let changed = change(cpu);
                 // SAFETY: as above.
@@ -65,7 +67,7 @@ fn store(cpu: &NativeCpu<'_, '_>) -> Result<(), Stop> {
 }
 
 #[test]
-fn a_flush_that_was_skipped_is_seen() {
+fn a_skipped_flush_is_detected() {
     let unmap = |cpu: &NativeCpu<'_, '_>| Ok(cpu.munmap(AT, PAGE)?);
     assert_eq!(seen(unmap, load), Some(Stale::Owner));
     let drop_it = |cpu: &NativeCpu<'_, '_>| Ok(cpu.madvise(AT, PAGE, Advice::DontNeed)?);
@@ -76,7 +78,7 @@ fn a_flush_that_was_skipped_is_seen() {
 }
 
 #[test]
-fn a_frame_that_is_used_again_too_early_is_seen() {
+fn a_frame_reused_too_early_is_detected() {
     let reuse = |cpu: &NativeCpu<'_, '_>| {
         cpu.munmap(AT, PAGE)?;
         // Until the frame is another page's.
@@ -87,11 +89,11 @@ fn a_frame_that_is_used_again_too_early_is_seen() {
 }
 
 #[test]
-fn a_permission_to_store_that_is_stale_is_seen() {
+fn a_stale_permission_to_store_is_detected() {
     let protect = |cpu: &NativeCpu<'_, '_>| Ok(cpu.mprotect(AT, PAGE, Prot::READ)?);
     assert_eq!(seen(protect, store), Some(Stale::Entry));
     assert_eq!(seen(protect, load), None, "loads are as allowed as before");
-    // What is dirty in the TLB alone would be lost to whoever reclaims clean pages.
+    // If only the TLB's entry were dirty, reclaim of clean pages would lose the store.
     let clean = |cpu: &NativeCpu<'_, '_>| Ok(cpu.madvise(AT, PAGE, Advice::Free)?);
     assert_eq!(seen(clean, store), Some(Stale::Entry));
 }

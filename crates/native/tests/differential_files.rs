@@ -1,15 +1,19 @@
-//! Files against the host's kernel: the same random operations on a file of Linux, and on an object of the subsystem with another file of
-//! the host behind it. What each operation gives must be the same, and so must the bytes of both files after `msync` and `fsync`.
+//! Files against the host's kernel: the same random operations on a file of Linux, and on an object
+//! of the subsystem whose store is another file of the host. The results of each operation must be
+//! equal, as must the bytes of both files after `msync` and `fsync`.
 //!
-//! `FAULTLESS_FILES_OPERATIONS` says how many operations there are in all, `FAULTLESS_FILES_SEED` where the seeds begin. A failure tells its
-//! seed, and the operations that led to it.
+//! `FAULTLESS_FILES_OPERATIONS` sets the total number of operations, `FAULTLESS_FILES_SEED` the
+//! first seed. A failure prints its seed, and the operations up to the failure.
 //!
-//! Some rounds have a file longer than a folio, whose mappings are executable: huge leaves map it on our side, and are split.
+//! Some rounds have a file longer than a folio, with executable mappings: our side maps the file
+//! with huge leaves, which are split.
 //!
-//! Two things are not compared, because Linux says of neither what it must be:
-//! - whether a page is resident that nobody has just loaded (how far Linux reads ahead, what it drops);
-//! - what a shared mapping shows behind the end of the file once a program has stored there (`mmap(2)`: it is not written to the
-//!   file). The file grows right after such a store, and then has zeros there.
+//! Two results are not compared, because Linux guarantees neither:
+//! - whether a page is resident without a very recent load (the read-ahead and the drops of Linux
+//!   vary);
+//! - the content of a shared mapping behind the end of the file after a program has stored there
+//!   (`mmap(2)`: the bytes are not written to the file). The file grows right after such a store,
+//!   and then has zeros there.
 
 use crate::differential::host::Host;
 use crate::differential::ours::Ours;
@@ -20,13 +24,14 @@ use faultless::{Counter, HugeText, Locking, Object, Setting};
 use faultless_native::{HostFile, Native, Stop};
 use std::sync::Arc;
 
-/// Operations with one pair of files.
+/// The number of operations on one pair of files.
 const ROUND: u64 = 1000;
-/// Operations that take 5 to 50 seconds: as long as the host's disk takes for what is synced.
-const OPERATIONS: u64 = 30_000;
-/// One round in so many has a file with huge text, which costs as much as some others.
+/// The number of operations, which take 5 to 50 seconds, mainly the host's disk time for synced
+/// data.
+const OPERATIONS: u64 = 100_000;
+/// One of this many rounds has a file with huge text, which costs as much as several others.
 const TEXT_SELDOM: u64 = 16;
-/// How many operations a failure shows.
+/// The number of operations printed for a failure.
 const SHOWN: usize = 40;
 
 fn from_env(name: &str, otherwise: u64) -> u64 {
@@ -34,7 +39,7 @@ fn from_env(name: &str, otherwise: u64) -> u64 {
     text.map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}=NUMBER")))
 }
 
-/// How often something was seen.
+/// The counts of observed events.
 #[derive(Debug, Default)]
 struct Seen {
     bus: u64,
@@ -42,7 +47,7 @@ struct Seen {
     behind_end: u64,
     files: u64,
     dropped: u64,
-    /// Huge leaves that were made, those of collapses among them, and those that were split.
+    /// The created huge leaves, the leaves created by collapses, and the split leaves.
     leaves: u64,
     collapsed: u64,
     splits: u64,
@@ -92,7 +97,7 @@ fn step(known: &mut Known, op: &Op, host: &mut Host, ours: &mut Ours<'_, '_, '_>
     }
 }
 
-/// Tells what was done if a step panics.
+/// Prints the past operations if a step panics.
 struct Story {
     seed: u64,
     done: Vec<(Op, u64)>,
@@ -156,7 +161,7 @@ fn sides<'c, 'a, 'n>(
     (host, Ours::new(cpu, object, file, shape))
 }
 
-/// Whether the host makes zeros of what a program stored behind the end of a file when the file grows.
+/// Checks whether the host clears a program's stores behind the end of a file when the file grows.
 fn host_clears() -> bool {
     let mut host = Host::new(tempfile::tempfile().unwrap(), Shape::DATA);
     let mut known = Known::default();
@@ -175,7 +180,7 @@ fn host_clears() -> bool {
 }
 
 #[test]
-fn files_are_as_on_linux() {
+fn files_match_linux() {
     let operations = from_env("FAULTLESS_FILES_OPERATIONS", OPERATIONS);
     let first = from_env("FAULTLESS_FILES_SEED", 1);
     let native = crate::common::machine(1);

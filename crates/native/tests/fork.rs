@@ -1,4 +1,4 @@
-//! Processes: what one writes after a fork, the other does not see.
+//! Processes: after a fork, the writes of one process are invisible to the other process.
 
 use crate::common::{PAGE, PRIVATE, RW, SHARED, machine, map};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use faultless::Advice;
 use faultless_native::{Signal, Stop};
 
 #[test]
-fn parent_and_child_part_at_the_fork() {
+fn parent_and_child_are_separate_after_the_fork() {
     let native = machine(1);
     let process = native.process().unwrap();
     process
@@ -43,7 +43,7 @@ fn parent_and_child_part_at_the_fork() {
 }
 
 #[test]
-fn a_store_that_races_with_fork_goes_to_one_side_only_and_is_not_lost() {
+fn a_store_racing_with_fork_reaches_exactly_one_side() {
     let native = machine(2);
     let process = native.process().unwrap();
     let a = process.run(|cpu| map(cpu, 1)).unwrap();
@@ -87,7 +87,7 @@ fn a_store_that_races_with_fork_goes_to_one_side_only_and_is_not_lost() {
 }
 
 #[test]
-fn advice_for_forks_is_followed() {
+fn fork_advice_is_followed() {
     let native = machine(1);
     let process = native.process().unwrap();
     process

@@ -1,4 +1,5 @@
-//! Leaves of 2 MiB: what a CPU does with one in the tables. They are written here by hand, below no VMA.
+//! Leaves of 2 MiB: a CPU's use of a leaf in the tables. The tests write the leaves directly,
+//! outside of all VMAs.
 
 use crate::common::{PAGE, PRIVATE, RW, machine};
 use faultless::format::{HUGE, PRESENT, USER, frame_of};
@@ -6,7 +7,7 @@ use faultless::{Access, MapFlags, Prot};
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stale};
 
 const HUGE_SIZE: u64 = 1 << 21;
-/// Where the leaf is, and a page that makes the tables above it.
+/// The address of the leaf, and a page that creates the tables above the leaf.
 const AT: u64 = 0x4000_0000;
 const BESIDE: u64 = AT + HUGE_SIZE;
 
@@ -19,7 +20,8 @@ fn slot(cpu: &NativeCpu<'_, '_>, addr: u64) -> u64 {
     at(below(at(below(at(root, 39)), 30)), 21)
 }
 
-/// Makes the tables and a block of 512 frames, whose pages begin with their number; with the leaf in place, does `guest`.
+/// Creates the tables and a block of 512 frames, whose pages begin with their number. Runs `guest`
+/// with the leaf in place.
 fn with_leaf(
     native: &Native,
     guest: impl FnOnce(
@@ -43,14 +45,14 @@ fn with_leaf(
             memory.store(slot, leaf);
             let done = guest(cpu, block);
             memory.store(slot, 0u64);
-            // What the CPU knows of it goes with the next space that it runs.
+            // The CPU's translations of the leaf are dropped when the CPU runs another space.
             Ok(done?)
         })
         .unwrap();
 }
 
 #[test]
-fn one_walk_and_one_entry_serve_all_its_pages_and_none_is_written() {
+fn one_walk_and_one_entry_serve_a_whole_leaf() {
     let native = machine(1);
     with_leaf(&native, |cpu, block| {
         let before = native.machine().total_tlb_stats();
@@ -75,9 +77,10 @@ fn one_walk_and_one_entry_serve_all_its_pages_and_none_is_written() {
     native.audit(&[]).unwrap();
 }
 
-/// Any of the frames that goes is seen by an access to any page: the CPU could reach it.
+/// Freeing any of the frames is detected by an access to any page, because the CPU could reach the
+/// freed frame.
 #[test]
-fn an_entry_that_outlives_its_frames_is_caught() {
+fn an_entry_outliving_its_frames_is_detected() {
     let config =
         Config { memory_bytes: 64 << 20, cpus: 1, checked: Checked::Record, ..Config::default() };
     let native = Native::new(config).unwrap();
@@ -95,9 +98,9 @@ fn an_entry_that_outlives_its_frames_is_caught() {
     });
 }
 
-/// An invalidation of one page drops the entry of 2 MiB that has it.
+/// An invalidation of one page drops the 2 MiB entry that covers the page.
 #[test]
-fn an_invalidated_page_takes_the_entry_along() {
+fn an_invalidated_page_drops_the_huge_entry() {
     let native = machine(1);
     with_leaf(&native, |cpu, block| {
         cpu.load::<u8>(AT)?;
@@ -105,12 +108,12 @@ fn an_invalidated_page_takes_the_entry_along() {
         let before = walks();
         cpu.load::<u8>(AT + PAGE)?;
         assert_eq!(walks(), before);
-        // Pages within it are mapped, and one is unmapped again.
+        // Pages within the leaf are mapped, and one page is unmapped again.
         let within = AT + 9 * PAGE;
         native.machine().memory().store(slot(cpu, AT), 0u64);
         assert_eq!(cpu.load::<u8>(AT + PAGE)?, 1, "the entry was not invalidated yet");
         let populated = PRIVATE | MapFlags::FIXED | MapFlags::POPULATE;
-        // The other page keeps their table, which would be flushed with all that it spans.
+        // The other page keeps the table. A freed table would be flushed with its whole range.
         cpu.mmap(within, 2 * PAGE, Prot::READ, populated).unwrap();
         cpu.munmap(within, PAGE).unwrap();
         let gone = cpu.load::<u8>(AT + PAGE);

@@ -1,5 +1,6 @@
-//! Pairs of operations of two CPUs on one space end as one of their sequential orders does. Ten million
-//! rounds are `cargo run --release -p faultless-native --example pairs -- --rounds 10_000_000`.
+//! Pairs of operations of two CPUs on one space end like one of their sequential orders. Ten
+//! million rounds are
+//! `cargo run --release -p faultless-native --example pairs -- --rounds 10_000_000`.
 
 #[path = "common/pairs.rs"]
 mod stress;
@@ -13,7 +14,7 @@ use stress::pairs::place::{Base, Relation};
 use stress::pairs::table::Kind;
 use stress::{Plan, Progress, Source, Thread};
 
-/// Runs it under each policy. Returns how many huge leaves were mapped, and how many were split.
+/// Runs `source` under each policy. Returns the number of mapped and of split huge leaves.
 fn run(name: &str, source: &Source, rounds: u64) -> [u64; 2] {
     let mut leaves = [0; 2];
     for locking in Locking::ALL {
@@ -29,20 +30,20 @@ fn run(name: &str, source: &Source, rounds: u64) -> [u64; 2] {
 }
 
 #[test]
-fn pairs_at_random_have_an_order() {
+fn random_pairs_match_a_sequential_order() {
     let [mapped, split] = run("random", &Source::Drawn, 6_000);
     assert!(mapped > 50 && split > 50, "{mapped} huge leaves, {split} split");
 }
 
 #[test]
-fn programs_that_failed_have_an_order() {
+fn formerly_failing_programs_match_a_sequential_order() {
     for (name, case) in known() {
         run(name, &Source::One(Box::new(case)), 500);
     }
 }
 
 #[test]
-fn what_has_no_order_is_found() {
+fn an_outcome_without_an_order_is_detected() {
     let (_, case) = known().swap_remove(0);
     let mut wrong = case.clone();
     let protect = &mut wrong.sides[1][1];
@@ -63,7 +64,7 @@ fn what_has_no_order_is_found() {
 
 /// The numbers of SPECIFICATION.md, B16.
 #[test]
-fn the_specification_counts_the_table() {
+fn the_specification_matches_the_table() {
     let specification = include_str!("../../../SPECIFICATION.md");
     let [kinds, relations, bases] = [Kind::ALL.len(), Relation::ALL.len(), Base::ALL.len()];
     let says = format!(

@@ -1,4 +1,4 @@
-//! Two threads: what one takes away, the other traps on.
+//! Two threads: one thread removes a mapping or right, and the other thread gets a signal.
 
 use crate::common::{PAGE, RW, machine, map};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use faultless::{Advice, Prot};
 use faultless_native::{NativeCpu, Signal, Stop};
 use std::sync::Barrier;
 
-/// One thread repeats `access` until it is refused; the other waits until it runs, and calls
-/// `change`. What the first was told.
+/// Runs `access` repeatedly on one thread until it fails. The other thread waits for the first
+/// access, and then calls `change`. Returns the signal.
 fn until_refused(
     access: impl Fn(&NativeCpu<'_, '_>, u64) -> Result<(), Signal> + Sync,
     change: impl Fn(&NativeCpu<'_, '_>, u64) -> Result<(), Stop> + Sync,
@@ -45,14 +45,14 @@ fn until_refused(
 }
 
 #[test]
-fn a_running_thread_traps_on_what_another_unmapped() {
+fn a_running_thread_traps_on_an_unmapped_page() {
     let (a, told) =
         until_refused(|cpu, a| cpu.load::<u8>(a).map(drop), |cpu, a| Ok(cpu.munmap(a, PAGE)?));
     assert_eq!(told, Signal::Segv { addr: a, mapped: false });
 }
 
 #[test]
-fn a_running_writer_traps_on_what_another_made_read_only() {
+fn a_running_writer_traps_on_a_read_only_page() {
     let (a, told) =
         until_refused(|cpu, a| cpu.store(a, 1u8), |cpu, a| Ok(cpu.mprotect(a, PAGE, Prot::READ)?));
     assert_eq!(told, Signal::Segv { addr: a, mapped: true });
@@ -93,7 +93,7 @@ fn a_running_reader_sees_zeros_after_dontneed() {
 }
 
 #[test]
-fn nobody_waits_for_an_idle_cpu() {
+fn a_flush_does_not_wait_for_an_idle_cpu() {
     let native = machine(2);
     let process = native.process().unwrap();
     let barrier = Barrier::new(2);
@@ -102,7 +102,7 @@ fn nobody_waits_for_an_idle_cpu() {
             let a = map(cpu, 1)?;
             cpu.store(a, 1u8)?;
             if number == 0 {
-                // Asleep until the other is done: it must not wait for this thread.
+                // Asleep until the other thread has finished, which must not wait for this thread.
                 cpu.idle(|| barrier.wait());
                 assert_eq!(cpu.load::<u8>(a)?, 1);
             } else {
@@ -123,7 +123,7 @@ fn nobody_waits_for_an_idle_cpu() {
 }
 
 #[test]
-fn threads_that_wait_for_each_other_in_guest_memory_see_every_increment() {
+fn threads_waiting_in_guest_memory_see_every_increment() {
     let native = machine(4);
     let process = native.process().unwrap();
     let a = process.run(|cpu| map(cpu, 2)).unwrap();
@@ -132,7 +132,7 @@ fn threads_that_wait_for_each_other_in_guest_memory_see_every_increment() {
             for i in 0..2000u64 {
                 cpu.fetch_add(a, 1u64)?;
                 if i % 100 == 0 {
-                    // Takes write access away from all and gives it back.
+                    // Removes write access for all threads, and restores it.
                     cpu.mprotect(a + PAGE, PAGE, Prot::READ)?;
                     cpu.mprotect(a + PAGE, PAGE, RW)?;
                 }

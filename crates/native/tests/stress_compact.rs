@@ -1,5 +1,6 @@
-//! Threads that map, store, load and unmap pages, while one compacts memory again and again, forks, and takes blocks for a kernel: nothing that was
-//! stored is lost, and no CPU uses a frame that another owner has. With deferred flushes, and without.
+//! Threads map, store, load and unmap pages. Another thread repeatedly compacts memory, forks, and
+//! allocates blocks for a kernel. No store is lost, and no CPU uses a frame of another owner. The
+//! test runs with and without deferred flushes.
 
 use crate::common::stress::{storm, weather};
 use crate::common::{PAGE, RW};
@@ -9,12 +10,12 @@ use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};
 /// Pages of each thread: more than two blocks of 2 MiB.
 const PAGES: u64 = 1200;
 const AT: u64 = 0x4000_0000;
-/// What the threads' pages lie apart.
+/// The distance between the threads' pages.
 const APART: u64 = 16 << 20;
-/// Threads that load and store; one more compacts.
+/// The number of threads that load and store; one more thread compacts.
 const USERS: usize = 2;
 
-/// Something with one page of one's own, which shows `last`.
+/// Runs a random operation on one page of the thread, whose word is `last`.
 fn use_own(
     cpu: &NativeCpu<'_, '_>,
     at: u64,
@@ -45,7 +46,7 @@ fn use_own(
     Ok(())
 }
 
-/// A compaction, or one of what may come in its way.
+/// Runs a compaction, or an operation that may interfere.
 fn disturb(cpu: &NativeCpu<'_, '_>, random: &mut fastrand::Rng) -> Result<(), Stop> {
     let kernel = cpu.cpu();
     match random.u32(0..10) {
@@ -72,7 +73,7 @@ fn disturb(cpu: &NativeCpu<'_, '_>, random: &mut fastrand::Rng) -> Result<(), St
 }
 
 #[test]
-fn what_is_compacted_is_neither_lost_nor_stale() {
+fn compacted_pages_are_neither_lost_nor_stale() {
     let config = Config {
         memory_bytes: 32 << 20,
         cpus: USERS + 1,

@@ -1,6 +1,6 @@
-//! Threads that load and store in a file larger than memory, while another evicts its pages, writes them back, forbids stores for a
-//! while, forks, and writes from the kernel's side: nothing that was stored is lost, and no CPU uses a frame that another owner has. With
-//! deferred flushes, and without.
+//! Threads load and store in a file larger than memory. Another thread evicts the file's pages,
+//! writes them back, forbids stores temporarily, forks, and writes as the kernel. No store is lost,
+//! and no CPU uses a frame of another owner. The test runs with and without deferred flushes.
 
 use crate::common::stress::{machine, storm, weather};
 use crate::common::{PAGE, RW};
@@ -12,26 +12,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Frames of memory, in bytes.
 const MEMORY: u64 = 4 << 20;
-/// Pages of the file. Threads store to the first half, each to words of its own, and the kernel writes the others.
+/// The pages of the file. Threads store to the first half, each to its own words, and the kernel
+/// writes the second half.
 const FILE: u64 = 2 * MEMORY / PAGE;
 const STORED: u64 = FILE / 2;
-/// Where it is mapped for loads and stores, and for loads alone.
+/// The address of the mapping for loads and stores, and of the mapping for loads only.
 const AT: u64 = 0x4000_0000;
 const READ_AT: u64 = 0x8000_0000;
-/// Threads that load and store; one more evicts.
+/// The number of threads that load and store; one more thread evicts.
 const USERS: u64 = 2;
 
-/// What the kernel has written to each page of the second half for certain, and no less.
+/// The last certain kernel write to each page of the second half, a lower bound.
 type Floors = Vec<AtomicU64>;
 
-/// A load of a page that the kernel writes finds what was written before it, or later.
+/// Checks that a load of a page written by the kernel returns an earlier completed write or a later
+/// write.
 fn read(cpu: &NativeCpu<'_, '_>, floors: &Floors, page: u64) {
     let floor = floors[(page - STORED) as usize].load(Ordering::SeqCst);
     let found = cpu.load::<u64>(READ_AT + page * PAGE).expect("the file is mapped");
     assert!(found >= floor, "page {page} is {found}, and was {floor} before");
 }
 
-/// A store to a word of one's own, and a load of it through the other mapping.
+/// Stores to an own word, and loads it through the other mapping.
 fn use_own(cpu: &NativeCpu<'_, '_>, own: &mut [u64], page: u64, word: u64, value: u64) {
     let at = page * PAGE + 8 * word;
     let last = &mut own[page as usize];
@@ -45,7 +47,7 @@ fn use_own(cpu: &NativeCpu<'_, '_>, own: &mut [u64], page: u64, word: u64, value
     assert_eq!(cpu.load::<u64>(READ_AT + at), Ok(*last), "page {page}, by the other mapping");
 }
 
-/// One eviction, or one of what may come in its way.
+/// Runs one eviction, or an operation that may interfere.
 fn disturb<'n>(
     cpu: &NativeCpu<'_, 'n>,
     object: &Shared<Object>,
@@ -86,7 +88,7 @@ fn disturb<'n>(
             let page = random.u64(STORED..FILE);
             let floor = &floors[(page - STORED) as usize];
             let next = floor.load(Ordering::SeqCst) + 1;
-            // SAFETY: a word of the page, aligned; programs load it meanwhile, as they would from any file.
+            // SAFETY: an aligned word of the page; programs load it concurrently, as from any file.
             let write = |to: *mut u8| unsafe {
                 AtomicU64::from_ptr(to.cast()).store(next, Ordering::SeqCst);
             };
@@ -102,7 +104,7 @@ fn disturb<'n>(
 }
 
 #[test]
-fn what_is_evicted_is_neither_lost_nor_stale() {
+fn evicted_pages_are_neither_lost_nor_stale() {
     let native = machine(USERS as usize + 1, MEMORY);
     let must = [
         Counter::PageScanned,

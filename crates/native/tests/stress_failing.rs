@@ -1,6 +1,7 @@
-//! Threads that load and store in private memory, more than there are frames, and in a mapped file, while the disks of both fail as they like: an access
-//! that needs a page which cannot be read is a signal, and so is one for which no page can leave; a store that was refused has stored nothing, and
-//! all others see what they stored. When the disks work again, all is there.
+//! Threads load and store in private memory larger than the number of frames, and in a mapped file,
+//! while the disks of both fail at random. An access that needs an unreadable page gets a signal,
+//! as does an access without an evictable page. A refused store has stored no bytes, and all other
+//! accesses see their stores. When the disks work again, all contents are present.
 
 use crate::common::stress::{machine, storm, weather};
 use crate::common::{PAGE, RW};
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Frames of memory, in bytes.
 const MEMORY: u64 = 2 << 20;
-/// Private pages; the pages of the file come behind them.
+/// The number of private pages; the pages of the file follow.
 const OWN: u64 = 2 * MEMORY / PAGE;
 const FILE: u64 = 64;
 const PAGES: u64 = OWN + FILE;
@@ -24,10 +25,10 @@ const PAGES: u64 = OWN + FILE;
 const SLOTS: u64 = 3 * OWN;
 const AT: u64 = 0x4000_0000;
 const FILE_AT: u64 = AT + OWN * PAGE;
-/// Threads that load and store; one more disturbs them.
+/// The number of threads that load and store; one more thread interferes.
 const USERS: u64 = 2;
 
-/// How many of 8 operations fail, for both disks, and how many have failed.
+/// The number of failures per 8 operations, for both disks, and the number of failed operations.
 #[derive(Debug, Default)]
 struct Device {
     fails: AtomicU64,
@@ -47,7 +48,7 @@ impl Device {
     }
 }
 
-/// A file of the host on a disk that fails.
+/// A file of the host on a failing disk.
 #[derive(Debug)]
 struct Failing {
     file: HostFile,
@@ -70,7 +71,7 @@ impl BackingStore for Failing {
 
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let operated = self.device.operate();
-        // It has written all the same, or a part, and does not know.
+        // The write may have happened completely or partly, although it reports an error.
         let written = self.file.write(run);
         operated.and(written)
     }
@@ -84,18 +85,18 @@ impl BackingStore for Failing {
     }
 }
 
-/// What all threads share.
+/// The state shared by all threads.
 struct World {
     device: Arc<Device>,
     object: Shared<Object>,
     host: File,
-    /// What each thread has stored to its word of each page.
+    /// The last stored value of each thread in its word of each page.
     stored: Vec<[AtomicU64; USERS as usize]>,
     refused: AtomicU64,
 }
 
 impl World {
-    /// Whether an access was refused as one is that a disk hinders.
+    /// Returns whether an access was refused because of a disk.
     fn is_refused<R>(&self, result: &Result<R, Signal>) -> bool {
         match result {
             Ok(_) => false,
@@ -108,7 +109,7 @@ impl World {
         }
     }
 
-    /// A load of one's own word, and a store of the next number.
+    /// Loads an own word, and stores the next number.
     fn use_own(&self, cpu: &NativeCpu<'_, '_>, page: u64, thread: usize) {
         let at = AT + page * PAGE + 8 * thread as u64;
         let stored = &self.stored[page as usize][thread];
@@ -122,7 +123,7 @@ impl World {
         }
     }
 
-    /// A child has what was stored before the fork, or later, and keeps it.
+    /// A child has the values stored before the fork, or later values, and keeps them.
     fn fork(&self, cpu: &NativeCpu<'_, '_>, random: &mut fastrand::Rng) {
         let page = random.u64(0..OWN);
         let stored = &self.stored[page as usize];
@@ -140,7 +141,7 @@ impl World {
         for at in 0..2 {
             assert!(first[at].is_none_or(|word| word >= before[at]), "page {page}: {first:?}");
         }
-        // Whatever hinders it.
+        // The eviction may fail.
         let _ = child.space().evict(cpu.cpu(), AT + page * PAGE, PAGE);
         for (first, second) in first.into_iter().zip(words()) {
             assert!(first.is_none() || second.is_none() || first == second, "page {page}");
@@ -154,13 +155,13 @@ impl World {
         })
     }
 
-    /// Something that comes in the way of those who use the pages.
+    /// Runs an operation that interferes with the users of the pages.
     fn disturb(&self, cpu: &NativeCpu<'_, '_>, random: &mut fastrand::Rng) {
         let space = cpu.running().space();
         let first = random.u64(0..PAGES);
         let count = random.u64(1..=(PAGES - first).min(200));
         let (at, len) = (AT + first * PAGE, count * PAGE);
-        // Whether the disks let them or not.
+        // The disks may fail.
         match random.u32(0..12) {
             0..3 => drop(space.evict(cpu.cpu(), at, len)),
             3 => drop(cpu.cpu().reclaim(count)),
@@ -203,7 +204,7 @@ impl World {
 }
 
 #[test]
-fn disks_that_fail_hurt_those_alone_that_need_them() {
+fn failing_disks_affect_only_accesses_that_need_them() {
     let native = machine(USERS as usize + 1, MEMORY);
     let device = Arc::new(Device::default());
     let disk = |file: &File| {
@@ -244,7 +245,7 @@ fn disks_that_fail_hurt_those_alone_that_need_them() {
                     world.disturb(cpu, &mut random);
                     continue;
                 }
-                // A few pages, and those of the file, are used more than the others.
+                // A few pages, and the file's pages, are used more than the others.
                 let page = match random.u32(0..4) {
                     0 => random.u64(0..OWN / 16),
                     1 => random.u64(OWN..PAGES),
@@ -262,7 +263,7 @@ fn disks_that_fail_hurt_those_alone_that_need_them() {
         let end = |cpu: &mut NativeCpu<'_, '_>| {
             Object::release(object, cpu.cpu());
             assert_eq!(cpu.cpu().swap_usage(), (SLOTS, 0), "slots in use");
-            // Pages of the area that nobody needs.
+            // Unneeded pages of the swap area.
             cpu.cpu().reclaim(u64::MAX);
             Ok(())
         };

@@ -1,5 +1,5 @@
-//! Threads that map, read, write, copy and truncate the same files: nobody sees another page's bytes or
-//! those of a frame that is somebody else's by now, and no store is lost but to truncation.
+//! Threads map, read, write, copy and truncate the same files. No thread sees the bytes of another
+//! page or of a frame with a new owner, and only truncation loses stores.
 
 use crate::common::stress::{Clock, machine, storm, weather};
 use crate::common::{PAGE, RW, word};
@@ -16,24 +16,24 @@ const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::FIXED);
 
 struct File {
     object: Shared<Object>,
-    /// Odd while it is shorter than it should be; another number afterwards.
+    /// Odd while the file is truncated; a different number afterwards.
     cuts: AtomicU64,
 }
 
-/// What all threads share.
+/// The state shared by all threads.
 struct Disk {
     files: [File; FILES],
     /// Truncation keeps children out, which the truncating thread does not know.
     children: RwLock<()>,
 }
 
-/// A thread's own mappings of a file, and what it knows of its own pages in it.
+/// A thread's mappings of a file, and the thread's knowledge of its own pages.
 struct Views {
     shared: u64,
     private: u64,
-    /// What the thread stored last to each of its pages, and after how many cuts.
+    /// The thread's last store to each of its pages, and the number of cuts at that time.
     stored: [(u64, u64); PAGES as usize],
-    /// The same of its private copies.
+    /// The same for its private copies.
     copied: [(u64, u64); PAGES as usize],
 }
 
@@ -45,7 +45,8 @@ struct Thread<'d> {
     random: fastrand::Rng,
 }
 
-/// What page `index` of file `file` may hold, besides zeros: this, and a generation below.
+/// Returns the possible content of page `index` of file `file`, besides zeros: this number, with a
+/// generation in the low bits.
 fn stamp(file: usize, index: u64) -> u64 {
     (0xf11e << 16 | (file as u64) << 8 | index) << 32
 }
@@ -60,12 +61,12 @@ impl Thread<'_> {
         assert_eq!(space.mmap_object(cpu.cpu(), at, PAGES * PAGE, prot, flags, backing), Ok(at));
     }
 
-    /// A page of the thread's own, and where it is in the view.
+    /// Returns a page of the thread.
     fn own(&mut self) -> u64 {
         self.random.u64(0..PAGES / THREADS as u64) * THREADS as u64 + self.number as u64
     }
 
-    /// What a load gave must be what was stored last, unless the file was cut since.
+    /// Checks that a load returned the last store, unless the file was cut since.
     fn check(&self, file: usize, index: u64, known: (u64, u64), found: u64) {
         let (value, cuts) = known;
         if self.disk.files[file].cuts.load(Ordering::SeqCst) == cuts && cuts % 2 == 0 {
@@ -85,7 +86,7 @@ impl Thread<'_> {
         stamp(file, index) | self.generation
     }
 
-    /// Stores to a page of its own by `store`, and takes note of it.
+    /// Stores to an own page by `store`, and records the store.
     fn store(
         &mut self,
         file: usize,
@@ -98,7 +99,7 @@ impl Thread<'_> {
         let (before, value) = (cuts(), self.next(file, index));
         let done = store(value);
         assert!(matches!(done, Ok(()) | Err(Signal::Bus { .. })), "{done:?}");
-        // What is odd is never compared with.
+        // Odd counts are never compared.
         let known = if done.is_ok() && cuts() == before { (value, before) } else { (0, 1) };
         let view = &mut self.views[file];
         let notes = if private { &mut view.copied } else { &mut view.stored };
@@ -167,7 +168,8 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// A child sees the thread's copies and the file, and what it stores to copies of its own is its own.
+    /// A child sees the thread's copies and the file, and its own stores to private copies stay
+    /// private.
     fn fork(&mut self, cpu: &mut NativeCpu<'_, '_>) -> Result<(), Stop> {
         let Ok(_child) = self.disk.children.try_read() else { return Ok(()) };
         let child = cpu.fork()?;
@@ -190,7 +192,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Shortens the file, sees that nothing is left beyond, and makes it whole again.
+    /// Truncates the file, checks that no page remains beyond, and extends the file again.
     fn cut(&mut self, cpu: &NativeCpu<'_, '_>, file: usize) {
         let Ok(_alone) = self.disk.children.try_write() else { return };
         let File { object, cuts } = &self.disk.files[file];
@@ -199,11 +201,11 @@ impl Thread<'_> {
         object.set_pages(cpu.cpu(), end).unwrap();
         cpu.running().space().revoke(cpu.cpu(), object, end..PAGES, Copies::Drop);
         let beyond = self.random.u64(end..PAGES);
-        // Other threads' mappings of it, too, are in this space.
+        // The mappings of other threads are in this space as well.
         for at in (0..THREADS).flat_map(|number| places(number, file)) {
             let addr = at + beyond * PAGE;
             let found = cpu.load::<u64>(addr);
-            // A thread that starts has not mapped it yet.
+            // A starting thread has not mapped the file yet.
             let mapped = found != Err(Signal::Segv { addr, mapped: false });
             assert!(!mapped || found == Err(Signal::Bus { addr }), "cut at {end}: {found:?}");
         }
@@ -212,8 +214,8 @@ impl Thread<'_> {
     }
 }
 
-/// Where a thread maps a file, shared and private: not at the same place in its block of pages
-/// everywhere, nor in one table.
+/// Returns the addresses of a thread's shared and private mappings of a file, at different offsets
+/// in their tables.
 fn places(number: usize, file: usize) -> [u64; 2] {
     let base = (0x4000_0000 - 20 * PAGE) + (number * FILES + file) as u64 * 0x1000_0000;
     [base, base + 0x800_0000 + number as u64 * PAGE]
@@ -243,7 +245,7 @@ fn guest(
 }
 
 #[test]
-fn files_that_are_mapped_and_cut_by_all_mix_nothing_up() {
+fn files_mapped_and_cut_by_all_threads_stay_consistent() {
     let native = machine(THREADS, 8 << 20);
     let must = [
         Counter::Spf,

@@ -1,6 +1,6 @@
-//! Threads that fetch and load code in pages of 2 MiB, in two processes, while one thread takes it away, splits it, forbids it, writes
-//! to private copies of it, collapses it and drops it from memory: whoever finds a page finds the right one, and no CPU uses
-//! a translation of 2 MiB that was taken away.
+//! Threads in two processes fetch and load code in pages of 2 MiB. One thread unmaps, splits,
+//! forbids, copies by stores, collapses, and evicts the code. A found page is always the right
+//! page, and no CPU uses a removed 2 MiB translation.
 
 use crate::common::stress::{machine, storm, weather};
 use crate::common::{PAGE, RW};
@@ -10,16 +10,16 @@ use faultless_native::{HostFile, NativeCpu, Process, Signal, Stop};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Threads that use the code; one more changes it.
+/// The number of threads that use the code; one more thread changes the code.
 const READERS: usize = 2;
 /// Three pages of 2 MiB, and a part of a fourth.
 const PAGES: u64 = 3 * 512 + 100;
 const AT: u64 = 0x4000_0000;
 const CODE: Prot = Prot::READ.union(Prot::EXEC);
-/// Where a page has its number.
+/// The offset of a page's number.
 const NUMBER: u64 = 8;
 
-/// What begins each page: its number in the file, and its complement.
+/// Returns the beginning of each page: its number in the file, and its complement.
 fn contents(page: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&(!page).to_le_bytes());
@@ -34,7 +34,7 @@ struct Program<'n> {
 }
 
 impl Program<'_> {
-    /// Maps `pages` in `process`, where they belong.
+    /// Maps `pages` in `process` at their address.
     fn map(&self, cpu: &NativeCpu<'_, '_>, process: &Process<'_>, first: u64, pages: u64) {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let backing = Backing { object: &self.object, first, may_write: true };
@@ -44,7 +44,7 @@ impl Program<'_> {
     }
 }
 
-/// Uses a page, which may be unmapped, or forbidden, at the moment. Whether it was there.
+/// Uses a page, which may be unmapped or forbidden at the moment. Returns whether it was present.
 fn use_page(cpu: &NativeCpu<'_, '_>, page: u64, access: Access) -> bool {
     let at = AT + page * PAGE;
     let used = match access {
@@ -59,7 +59,7 @@ fn use_page(cpu: &NativeCpu<'_, '_>, page: u64, access: Access) -> bool {
     used.is_ok()
 }
 
-/// One change to the code, of the running process or the other.
+/// Changes the code of the running process or the other process.
 fn change<'n>(
     cpu: &mut NativeCpu<'_, 'n>,
     program: &Program<'n>,
@@ -85,7 +85,7 @@ fn change<'n>(
                 space.mprotect(cpu.cpu(), at, len, prot)?;
             }
         }
-        // A store copies the page; what it holds stays what it was. Then the mapping is of the file again.
+        // A store copies the page, whose content stays the same. Then the file is mapped again.
         7..9 => {
             space.mprotect(cpu.cpu(), at, len, RW)?;
             space.write_bytes(cpu.cpu(), at, &contents(first)).expect("it may be written");
@@ -132,7 +132,7 @@ fn change<'n>(
 }
 
 #[test]
-fn code_in_large_pages_is_found_whatever_happens_to_it() {
+fn code_in_large_pages_survives_all_changes() {
     let native = machine(READERS + 1, 32 << 20);
     let must = [
         Counter::Spf,
@@ -174,7 +174,7 @@ fn code_in_large_pages_is_found_whatever_happens_to_it() {
             }
             Ok(())
         });
-        // At rest all of it is there.
+        // In the end all pages are present.
         process
             .run(|cpu| {
                 assert!((0..PAGES).all(|page| use_page(cpu, page, Access::Execute)));

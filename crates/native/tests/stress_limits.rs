@@ -1,5 +1,5 @@
-//! Threads that want more memory than there is, of their own and shared with their children: what is
-//! refused has changed nothing, and nothing is lost.
+//! Threads want more memory than available, private and shared with their children: a refused
+//! operation has changed no state, and no data is lost.
 
 use crate::common::stress::{Clock, Latest, Value, machine, storm, weather};
 use crate::common::{PAGE, PRIVATE, RW, SHARED};
@@ -8,16 +8,16 @@ use faultless::{Advice, Counter, Errno, MapFlags, Prot, RemapFlags, Setting};
 use faultless_native::{NativeCpu, Signal, Stop};
 
 const THREADS: usize = 3;
-/// Frames of the machine, which is less than what the threads want.
+/// The frames of the machine, fewer than the threads want.
 const FRAMES: u64 = 256;
 
 /// The owned pages, interleaved.
 const PAGES: usize = 240;
 const REGION: u64 = 0x4000_0000 - 100 * PAGE;
-/// The pages that all threads and their children count in.
+/// The pages in which all threads and their children count.
 const COUNTERS: u64 = 0x8000_0000;
 const COUNTER_PAGES: usize = 12;
-/// Where anybody maps shared memory over anybody's.
+/// The address range in which every thread maps shared memory over existing mappings.
 const CHURN: u64 = 0xc000_0000;
 const CHURN_PAGES: u64 = 4;
 
@@ -25,7 +25,7 @@ fn at(page: usize) -> u64 {
     REGION + page as u64 * PAGE
 }
 
-/// Whether there was memory for it; nothing else may be the matter.
+/// Returns whether memory sufficed; other errors fail the test.
 fn fits<R>(done: Result<R, Signal>) -> Option<R> {
     match done {
         Ok(done) => Some(done),
@@ -37,7 +37,7 @@ fn fits<R>(done: Result<R, Signal>) -> Option<R> {
 struct Owner<'l> {
     number: usize,
     latest: &'l Latest<PAGES>,
-    /// How often each counter was increased, by whomever.
+    /// The number of increments of each counter, by all threads.
     counted: &'l [AtomicU64; COUNTER_PAGES],
     pages: [Value; PAGES],
     random: fastrand::Rng,
@@ -52,7 +52,7 @@ impl Owner<'_> {
         fits(self.pages[page].check(cpu, at(page)));
     }
 
-    /// Stores; where that fails between the two words, the page is thrown away.
+    /// Stores to a page; if the second of two words fails, the page is discarded.
     fn store(&mut self, cpu: &NativeCpu<'_, '_>, page: usize) -> Result<bool, Stop> {
         self.check(cpu, page);
         let value = self.latest.next(page as u64);
@@ -117,7 +117,7 @@ impl Owner<'_> {
         Ok(())
     }
 
-    /// A child may have no room to be, or to write; its parent's pages are as they were.
+    /// A child may lack memory for its creation or its stores; its parent's pages are unchanged.
     fn fork(&mut self, cpu: &mut NativeCpu<'_, '_>) -> Result<(), Stop> {
         let child = match cpu.fork() {
             Ok(child) => child,
@@ -201,7 +201,7 @@ const MUST: &[Counter] = &[
 ];
 
 #[test]
-fn what_there_is_no_memory_for_changes_nothing() {
+fn operations_without_memory_change_no_state() {
     let native = machine(THREADS, FRAMES * PAGE);
     let mut seed = 0;
     let totals = weather(&native, MUST, |mode, length| {

@@ -1,6 +1,6 @@
-//! Threads that load and store, while others move the pages to the other node, fork, forbid stores for a while, and write to the
-//! file from the kernel's side: nothing that was stored is lost, and no CPU uses a frame that another owner has. With deferred
-//! flushes, and without.
+//! Threads load and store, while another thread moves the pages to the other node, forks, forbids
+//! stores temporarily, and writes to the file as the kernel. No store is lost, and no CPU uses a
+//! frame of another owner. The test runs with and without deferred flushes.
 
 use crate::common::stress::{storm, weather};
 use crate::common::{PAGE, RW};
@@ -8,26 +8,26 @@ use faultless::{Backing, Counter, Errno, MapFlags, Object, Prot, Setting, Shared
 use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stop};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Private pages: each thread has those of its number, modulo the threads.
+/// Private pages: each page belongs to the thread of its number, modulo the threads.
 const PRIVATE: u64 = 96;
 /// Pages of the file, which are mapped read-only, and which the kernel writes.
 const FILE: u64 = 96;
 const AT: u64 = 0x4000_0000;
 const FILE_AT: u64 = 0x5000_0000;
-/// Threads that load and store; one more moves.
+/// The number of threads that load and store; one more thread moves pages.
 const USERS: u64 = 2;
 
-/// What the kernel has written to each page of the file for certain, and no less.
+/// The last certain kernel write to each page of the file, a lower bound.
 type Floors = Vec<AtomicU64>;
 
-/// A load of a page of the file finds what was written before it, or later.
+/// Checks that a load of a file page returns an earlier completed write or a later write.
 fn read_file(cpu: &NativeCpu<'_, '_>, floors: &Floors, page: u64) {
     let floor = floors[page as usize].load(Ordering::SeqCst);
     let found = cpu.load::<u64>(FILE_AT + page * PAGE).expect("the file is mapped");
     assert!(found >= floor, "page {page} is {found}, and was {floor} before");
 }
 
-/// A store to a page of one's own, and a load of it: nobody else stores there.
+/// Stores to an own page, and loads it: no other thread stores there.
 fn use_own(cpu: &NativeCpu<'_, '_>, own: &mut [u64], page: u64, value: u64) {
     let at = AT + page * PAGE;
     let last = &mut own[page as usize];
@@ -41,7 +41,7 @@ fn use_own(cpu: &NativeCpu<'_, '_>, own: &mut [u64], page: u64, value: u64) {
     assert_eq!(cpu.load::<u64>(at), Ok(*last), "private page {page}");
 }
 
-/// One move, or one of what may come in its way.
+/// Runs one move, or an operation that may interfere.
 fn disturb<'n>(
     cpu: &NativeCpu<'_, 'n>,
     object: &Shared<Object>,
@@ -78,7 +78,7 @@ fn disturb<'n>(
         _ => {
             let page = random.u64(0..FILE);
             let next = floors[page as usize].load(Ordering::SeqCst) + 1;
-            // SAFETY: a word of the page, aligned; programs load it meanwhile, as they would from any file.
+            // SAFETY: an aligned word of the page; programs load it concurrently, as from any file.
             let write = |to: *mut u8| unsafe {
                 AtomicU64::from_ptr(to.cast()).store(next, Ordering::SeqCst);
             };
@@ -90,7 +90,7 @@ fn disturb<'n>(
 }
 
 #[test]
-fn what_moves_is_neither_lost_nor_stale() {
+fn moved_pages_are_neither_lost_nor_stale() {
     let config = Config {
         memory_bytes: 16 << 20,
         cpus: USERS as usize + 1,

@@ -1,9 +1,9 @@
-//! Threads that own interleaved pages of one region, and do to their own pages whatever there is to
-//! do, while the others protect, advise, fork and tear at the ranges around.
+//! Threads own interleaved pages of one region and run all operations on their own pages, while the
+//! other threads protect, advise, fork and disturb the surrounding ranges.
 //!
-//! A page has one owner, who alone stores to it, unmaps it and moves it; so its owner knows exactly
-//! what it holds. What others do to it changes no byte. Beside it lies a region that belongs to
-//! nobody, in which everybody does everything.
+//! A page has one owner, the only thread that stores to, unmaps and moves the page, so the owner
+//! knows its exact content. Operations of other threads change no byte. A separate region without
+//! owners is used by all threads with all operations.
 
 use crate::common::stress::{Clock, Latest, Value, machine, storm, weather};
 use crate::common::{PAGE, PRIVATE, RW};
@@ -17,14 +17,15 @@ const FIXED: MapFlags = PRIVATE.union(MapFlags::FIXED);
 /// The region of owned pages: two tables' worth of neighbours, around the border of two tables.
 const PAGES: usize = 48;
 const REGION: u64 = 0x4000_0000 - 24 * PAGE;
-/// Where owners put pages aside: a table of its own for each thread, so that tables come and go.
+/// The address for pages put aside: a separate table for each thread, so that tables are created
+/// and freed.
 const ASIDE: u64 = 0x8000_0000;
 const ASIDE_STEP: u64 = 2 << 20;
 
-/// Nobody's region, which spans the border of two tables and 1 GiB of their parent.
+/// The region without owners, which spans the boundary of two tables and 1 GiB of their parent.
 const COMMON: u64 = 0x1_0000_0000 - 8 * PAGE;
 const COMMON_PAGES: u64 = 16;
-/// What pages of it hold: values of a page that is in no other region.
+/// The page number in values of this region, used by no other region.
 const COMMON_PAGE: u64 = 0x7ff;
 
 fn at(page: usize) -> u64 {
@@ -34,9 +35,9 @@ fn at(page: usize) -> u64 {
 struct Owner<'l> {
     number: usize,
     latest: &'l Latest<PAGES>,
-    /// What this owner's pages hold; of the others', zero.
+    /// The contents of this owner's pages; zero for other pages.
     pages: [Value; PAGES],
-    /// What was last seen in the others' pages.
+    /// The last observed contents of other owners' pages.
     seen: [u64; PAGES],
     heap: Vec<Value>,
     random: fastrand::Rng,
@@ -58,7 +59,7 @@ impl<'l> Owner<'l> {
         self.random.usize(0..PAGES / THREADS) * THREADS + self.number
     }
 
-    /// Does `access` to the owner's `page`, whose protection others play with.
+    /// Runs `access` on the owner's `page`, whose protection other threads change.
     fn insist<R>(
         &self,
         cpu: &NativeCpu<'_, '_>,
@@ -68,7 +69,7 @@ impl<'l> Owner<'l> {
         loop {
             match access() {
                 Ok(done) => return Ok(done),
-                // Law 4: nobody but the owner unmaps the page.
+                // Law 4: only the owner unmaps the page.
                 Err(Signal::Segv { mapped: true, .. }) => cpu.mprotect(at(page), PAGE, RW)?,
                 Err(signal) => panic!("page {page} of {}: {signal}", self.number),
             }
@@ -87,7 +88,7 @@ impl<'l> Owner<'l> {
         Ok(())
     }
 
-    /// Something that only the owner of a page may do.
+    /// Runs an operation permitted only to the owner of a page.
     fn rule(&mut self, cpu: &NativeCpu<'_, '_>) -> Result<(), Stop> {
         let page = self.own();
         let addr = at(page);
@@ -118,7 +119,7 @@ impl<'l> Owner<'l> {
             12 => {
                 cpu.mprotect(addr, PAGE, Prot::READ)?;
                 match cpu.store(addr, self.pages[page].0) {
-                    // Another thread was faster to allow it again.
+                    // Another thread has already restored the right.
                     Ok(()) => {}
                     Err(signal) => assert_eq!(signal, Signal::Segv { addr, mapped: true }),
                 }
@@ -130,7 +131,7 @@ impl<'l> Owner<'l> {
         self.check(cpu, page)
     }
 
-    /// Moves a page away and back. What it holds moves with it.
+    /// Moves a page away and back, with its content.
     fn put_aside(&mut self, cpu: &NativeCpu<'_, '_>, page: usize) -> Result<(), Stop> {
         let aside = ASIDE + self.number as u64 * ASIDE_STEP + self.random.u64(0..4) * PAGE;
         let to = RemapFlags::MAYMOVE | RemapFlags::FIXED;
@@ -140,7 +141,7 @@ impl<'l> Owner<'l> {
         if keep {
             self.insist(cpu, page, || Value::ZERO.check(cpu, at(page)))?;
         }
-        // Nobody protects anything here, but the page may have come protected.
+        // No thread protects pages here, but the page may have arrived protected.
         cpu.mprotect(aside, PAGE, RW)?;
         self.pages[page].check(cpu, aside)?;
         if self.random.bool() {
@@ -173,11 +174,11 @@ impl<'l> Owner<'l> {
         Ok(())
     }
 
-    /// Something that changes no byte of anybody's pages, and is in everybody's way.
+    /// Runs an operation that changes no byte, and interferes with all threads.
     fn meddle(&mut self, cpu: &NativeCpu<'_, '_>) {
         let first = self.random.usize(0..PAGES);
         let len = self.random.u64(1..=(PAGES - first).min(12) as u64) * PAGE;
-        // Refused, half done, where an owner has unmapped a page.
+        // The call fails midway if an owner has unmapped a page.
         let _ = match self.random.u32(0..8) {
             0 => cpu.mprotect(at(first), len, Prot::READ),
             1 => cpu.mprotect(at(first), len, RW),
@@ -190,7 +191,7 @@ impl<'l> Owner<'l> {
         };
     }
 
-    /// Looks at another owner's page.
+    /// Reads another owner's page.
     fn peep(&mut self, cpu: &NativeCpu<'_, '_>) {
         let page = self.random.usize(0..PAGES);
         if let Ok(value) = self.latest.peep(page as u64, || Value::load(cpu, at(page)))
@@ -201,7 +202,8 @@ impl<'l> Owner<'l> {
         }
     }
 
-    /// A child sees what was there at the fork, to its end; and what it does is its own business.
+    /// A child sees the contents at the time of the fork until its end, and its changes stay
+    /// private.
     fn fork(&mut self, cpu: &mut NativeCpu<'_, '_>) -> Result<(), Stop> {
         for _ in 0..4 {
             let page = self.own();
@@ -217,7 +219,7 @@ impl<'l> Owner<'l> {
         cpu.switch(&child, |cpu| {
             let mut first = Vec::new();
             for (page, &later) in later.iter().enumerate() {
-                // An owner may have had it unmapped; nobody else is in here.
+                // An owner may have had the page unmapped; no other thread runs in the child.
                 first.push(if cpu.mprotect(at(page), PAGE, RW).is_err() {
                     None
                 } else if page % THREADS == self.number {
@@ -241,7 +243,7 @@ impl<'l> Owner<'l> {
         self.check(cpu, page)
     }
 
-    /// Everything, to memory of which nothing is known but that its pages hold its own values.
+    /// Runs any operation on the common memory, of which only the set of possible values is known.
     fn tear(&mut self, cpu: &NativeCpu<'_, '_>) {
         let page = self.random.u64(0..COMMON_PAGES);
         let pages = self.random.u64(1..=COMMON_PAGES - page);
@@ -298,7 +300,7 @@ impl<'l> Owner<'l> {
     }
 }
 
-/// What these storms must have met.
+/// The counters that these storms must increment.
 const MUST: &[Counter] = &[
     Counter::SpfVmaChanged,
     Counter::SpfVmaNoanon,
@@ -322,7 +324,7 @@ const MUST: &[Counter] = &[
 ];
 
 #[test]
-fn owners_find_what_they_stored_whatever_others_do() {
+fn owners_find_their_stores() {
     let native = machine(THREADS, 32 << 20);
     let mut seed = 0;
     let totals = weather(&native, MUST, |mode, length: Duration| {

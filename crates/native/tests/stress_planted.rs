@@ -1,4 +1,4 @@
-//! What the storms look for is found: each test plants one fault that they are there to find.
+//! Tests of the storms' detectors: each test plants one fault that the storms must detect.
 
 use crate::common::stress::{Latest, Value};
 use crate::common::{PAGE, PRIVATE, RW};
@@ -16,10 +16,10 @@ fn map(cpu: &NativeCpu<'_, '_>) -> Result<u64, Stop> {
     Ok(cpu.mmap(AT, PAGE, RW, PRIVATE | MapFlags::FIXED)?)
 }
 
-/// Has `cpu` leave out what `meanwhile` makes it drop.
+/// Lets `cpu` skip the invalidations requested during `meanwhile`.
 fn leaving_out<R>(native: &Native, cpu: CpuId, meanwhile: impl FnOnce() -> R) -> R {
-    // SAFETY: the guests here only load through what stays behind, or store to pages that stay theirs
-    // or a child's; the plant is taken away again.
+    // SAFETY: the guests here only load through stale translations, or store to pages that still
+    // belong to them or a child; the plant is removed afterwards.
     unsafe { native.machine().plant_skipped_invalidations(cpu, u32::MAX) };
     let result = meanwhile();
     // SAFETY: as above.
@@ -27,10 +27,10 @@ fn leaving_out<R>(native: &Native, cpu: CpuId, meanwhile: impl FnOnce() -> R) ->
     result
 }
 
-/// A frame that comes back to use before all CPUs have dropped it: the other CPU says that it has
-/// served the request, and has not.
+/// A frame is reused before all CPUs have dropped it: the other CPU acknowledges the request
+/// without a drop.
 #[test]
-fn a_frame_used_again_too_early_is_caught() {
+fn a_frame_reused_early_is_detected() {
     let native = machine(2);
     let process = native.process().unwrap();
     let step = AtomicU32::new(0);
@@ -66,10 +66,10 @@ fn a_frame_used_again_too_early_is_caught() {
     assert_eq!(native.machine().violations()[0].addr, AT);
 }
 
-/// A permission to store that outlives a fork: the frame's owner is the same, but the entry tells, and so
-/// does the child's snapshot.
+/// A permission to store outlives a fork: the frame has the same owner, but the entry and the
+/// child's snapshot reveal the defect.
 #[test]
-fn a_permission_to_store_that_was_kept_is_caught() {
+fn a_kept_permission_to_store_is_detected() {
     let native = machine(1);
     let process = native.process().unwrap();
     let latest = Latest::<1>::new();
@@ -87,7 +87,7 @@ fn a_permission_to_store_that_was_kept_is_caught() {
     assert_eq!(changed, Ok(true), "the child has what was stored after the fork");
     let seen = native.machine().violations();
     assert!(seen.iter().any(|violation| violation.stale == Stale::Entry), "{seen:?}");
-    // Without the plant it has not.
+    // Without the plant, the permission is not kept.
     let kept = process.run(|cpu| {
         let value = latest.next(0);
         value.store(cpu, AT)?;
@@ -100,14 +100,14 @@ fn a_permission_to_store_that_was_kept_is_caught() {
     assert_eq!(kept, Ok(()));
 }
 
-/// A book that is wrong by one frame.
+/// A count that is wrong by one frame.
 #[test]
-fn a_frame_that_is_lost_is_missed_by_the_audit() {
+fn a_lost_frame_is_detected_by_the_audit() {
     let native = machine(1);
     let process = native.process().unwrap();
     process.run(|cpu| map(cpu).and_then(|at| Ok(cpu.store(at, 1u64)?))).unwrap();
     native.audit(&[&process]).unwrap();
-    // To an audit that is not told of the process, its page and tables are lost.
+    // For an audit without this process, its page and tables are lost.
     assert!(native.audit(&[]).is_err());
     process.exit();
     assert_eq!(native.audit(&[]).unwrap().taken(), 1);

@@ -9,7 +9,7 @@ use rounds::tally::Tally;
 use rounds::world::{self, Control, Ended};
 
 #[test]
-fn rounds_of_random_operations_lose_nothing() {
+fn rounds_of_random_operations_lose_no_data() {
     let (tally, control) = (Tally::default(), Control::new());
     for round in 0..8 {
         // Shorter than the program's.

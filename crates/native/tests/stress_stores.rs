@@ -1,5 +1,6 @@
-//! Threads that store to words of the same pages of a file, through mappings, by calls of the kernel and by a device, while one writes the
-//! pages back and drops them all the time: no store is lost, and the file of the host has at last what was stored last.
+//! Threads store to words of the same file pages, through mappings, by kernel calls and by a
+//! device. One thread continuously writes the pages back and drops them. No store is lost, and in
+//! the end the file of the host has the last stores.
 
 use crate::common::stress::{Clock, machine, storm, weather};
 use crate::common::{PAGE, RW, word};
@@ -10,27 +11,28 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Threads that store; one more writes back.
+/// The number of threads that store; one more thread writes back.
 const STORERS: usize = 3;
 /// More than the store prefers to write at once. The last page is not whole.
 const PAGES: u64 = 40;
 const LEN: u64 = PAGES * PAGE - 1000;
 const VIEW: u64 = PAGES * PAGE;
-/// Words of each thread in a page: one in each half, so that a page of two times shows.
+/// The words of each thread in a page: one in each half, to detect a page with halves of different
+/// times.
 const WORDS: usize = 2;
 
-/// What all threads share.
+/// The state shared by all threads.
 struct Disk<'n> {
     object: Shared<Object>,
     file: File,
-    /// Another process that has the file mapped, where the first has it.
+    /// Another process with a mapping of the file at the same address.
     other: Process<'n>,
-    /// The generation of each word that was stored last; each thread tells its own, after the store.
+    /// The generation of the last store to each word, published by its thread after the store.
     stored: Vec<AtomicU64>,
     dropped: AtomicU64,
 }
 
-/// A word of the file, and whose it is.
+/// A word of the file, and its thread.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
     thread: usize,
@@ -52,7 +54,7 @@ impl Spot {
         (self.thread * PAGES as usize + self.page as usize) * WORDS + self.half
     }
 
-    /// The word's place in its page.
+    /// Returns the word's offset in its page.
     fn within(self) -> u64 {
         (self.half as u64 * 256 + self.thread as u64) * 8
     }
@@ -61,12 +63,12 @@ impl Spot {
         self.page * PAGE + self.within()
     }
 
-    /// What is stored as generation `generation`; 0 is what the file begins with.
+    /// Returns the value of generation `generation`; 0 is the initial content.
     fn value(self, generation: u64) -> u64 {
         if generation == 0 { 0 } else { (self.number() as u64 + 1) << 40 | generation }
     }
 
-    /// The generation of what was found.
+    /// Returns the generation of a loaded value.
     fn generation(self, found: u64) -> u64 {
         let generation = found & ((1 << 40) - 1);
         assert_eq!(found, self.value(generation), "{self:?} holds {found:#x}");
@@ -104,12 +106,12 @@ impl Disk<'_> {
     }
 }
 
-/// Where a thread has the file mapped.
+/// Returns the address of a thread's mapping of the file.
 fn view(thread: usize) -> u64 {
     0x4000_0000 - 20 * PAGE + thread as u64 * 0x100_0000
 }
 
-/// A thread that stores to its own words, and looks at all.
+/// A thread that stores to its own words, and reads all words.
 struct Storer<'d, 'n> {
     number: usize,
     disk: &'d Disk<'n>,
@@ -173,12 +175,12 @@ impl<'n> Storer<'_, 'n> {
         Ok(())
     }
 
-    /// Stores as a device does, and says so before the page is unpinned.
+    /// Stores as a device, and publishes the store before the page is unpinned.
     fn store_by_device(&mut self, cpu: &NativeCpu<'_, '_>, spot: Spot, value: u64) {
         let (space, addr) = (cpu.running().space(), view(self.number) + spot.offset());
         let pins = space.pin(cpu.cpu(), addr, 8, true).unwrap();
         if self.random.bool() {
-            // The device is slow: what the pin's fault made dirty is clean again.
+            // The device is slow: the page dirtied by the pin's fault is clean again.
             self.disk.write_back(cpu, cpu.running());
         }
         let page = cpu.native().machine().frame_bytes(pins.frames()[0]);
@@ -191,7 +193,7 @@ impl<'n> Storer<'_, 'n> {
         self.disk.stored[spot.number()].store(self.generation, Ordering::SeqCst);
     }
 
-    /// What is loaded is no older than what was stored before.
+    /// Checks that the loaded value is no older than the last store before the load.
     fn check(&self, spot: Spot, load: impl FnOnce() -> Result<u64, Stop>) -> Result<(), Stop> {
         let least = self.disk.stored(spot);
         let found = spot.generation(load()?);
@@ -211,7 +213,7 @@ fn waiting<R>(cpu: &NativeCpu<'_, '_>, call: impl Fn() -> Result<R, Errno>) -> R
     }
 }
 
-/// Writes back and drops pages, until the clock says that it is over.
+/// Writes back and drops pages until the clock ends the test.
 fn write_back(cpu: &NativeCpu<'_, '_>, clock: &Clock, disk: &Disk<'_>, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     while clock.goes_on() {
@@ -239,7 +241,7 @@ fn write_back(cpu: &NativeCpu<'_, '_>, clock: &Clock, disk: &Disk<'_>, seed: u64
 }
 
 #[test]
-fn no_store_to_a_file_is_lost_while_it_is_written_back() {
+fn no_store_is_lost_during_writeback() {
     let native = machine(STORERS + 1, 8 << 20);
     let must = [
         Counter::Spf,

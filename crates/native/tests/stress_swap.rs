@@ -1,6 +1,6 @@
-//! Threads that load and store in private memory, more than there are frames, while another swaps their pages out, forks, moves and
-//! protects them, discards some, and pins others: nothing that was stored is lost, no program sees another's page, and no CPU uses a frame that
-//! another owner has.
+//! Threads load and store in private memory larger than the number of frames. Another thread swaps
+//! their pages out, forks, moves and protects them, discards some, and pins others. No store is
+//! lost, no program sees another program's page, and no CPU uses a frame of another owner.
 
 use crate::common::stress::{machine, storm, weather};
 use crate::common::{PAGE, RW};
@@ -11,21 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Frames of memory, in bytes.
 const MEMORY: u64 = 4 << 20;
-/// Pages that the threads use, each words of its own; the last ones are discarded and moved, and nobody knows what is in them.
+/// The pages used by the threads, each with its own words. The last pages are discarded and moved,
+/// and their contents are unknown.
 const PAGES: u64 = 2 * MEMORY / PAGE;
 const KEPT: u64 = PAGES - 256;
 /// Slots of the swap area: for the children, too.
 const SLOTS: u64 = 3 * PAGES;
 const AT: u64 = 0x4000_0000;
-/// Where pages are moved for a while.
+/// The temporary target of moves.
 const ASIDE: u64 = 0x8000_0000;
-/// Threads that load and store; one more disturbs them.
+/// The number of threads that load and store; one more thread interferes.
 const USERS: u64 = 2;
 
-/// What each thread has stored to its word of each page for certain, and no less.
+/// The last certain store of each thread to its word of each page, a lower bound.
 type Floors = Vec<[AtomicU64; USERS as usize]>;
 
-/// A load of one's own word, and a store of the next number.
+/// Loads an own word, and stores the next number.
 fn use_own(cpu: &NativeCpu<'_, '_>, floors: &Floors, page: u64, thread: usize) {
     let at = AT + page * PAGE + 8 * thread as u64;
     let floor = &floors[page as usize][thread];
@@ -39,7 +40,7 @@ fn use_own(cpu: &NativeCpu<'_, '_>, floors: &Floors, page: u64, thread: usize) {
     }
 }
 
-/// A child has what was stored before the fork, or later, and keeps it.
+/// A child has the values stored before the fork, or later values, and keeps them.
 fn fork(cpu: &NativeCpu<'_, '_>, floors: &Floors, random: &mut fastrand::Rng) -> Result<(), Stop> {
     let page = random.u64(0..KEPT);
     let before = [0, 1].map(|thread| floors[page as usize][thread].load(Ordering::SeqCst));
@@ -60,7 +61,7 @@ fn fork(cpu: &NativeCpu<'_, '_>, floors: &Floors, random: &mut fastrand::Rng) ->
     Ok(())
 }
 
-/// Something that comes in the way of those who use the pages.
+/// Runs an operation that interferes with the users of the pages.
 fn disturb(
     cpu: &NativeCpu<'_, '_>,
     floors: &Floors,
@@ -108,7 +109,7 @@ fn disturb(
 }
 
 #[test]
-fn what_is_swapped_is_neither_lost_nor_anothers() {
+fn swapped_pages_are_neither_lost_nor_mixed_up() {
     let native = machine(USERS as usize + 1, MEMORY);
     let host = tempfile::tempfile().unwrap();
     host.set_len(SLOTS * PAGE).unwrap();
@@ -150,7 +151,7 @@ fn what_is_swapped_is_neither_lost_nor_anothers() {
                 use_own(cpu, &floors, page, number);
                 if random.u32(0..8) == 0 {
                     let loose = AT + random.u64(KEPT..PAGES) * PAGE;
-                    // It may be elsewhere at the moment.
+                    // The page may have moved away at the moment.
                     let _ = cpu.store::<u64>(loose, 1);
                 }
             }
@@ -172,7 +173,7 @@ fn what_is_swapped_is_neither_lost_nor_anothers() {
         alone
             .run(|cpu| {
                 assert_eq!(cpu.cpu().swap_usage(), (SLOTS, 0), "slots in use");
-                // Pages of the area that nobody needs.
+                // Unneeded pages of the swap area.
                 cpu.cpu().reclaim(u64::MAX);
                 Ok(())
             })

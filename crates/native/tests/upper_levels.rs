@@ -1,4 +1,4 @@
-//! Upper-level entries that a CPU remembers: a table that is unlinked is not used any more.
+//! Cached upper-level entries of a CPU: an unlinked table is no longer used.
 
 use crate::common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -9,8 +9,8 @@ use faultless_native::{Checked, Config, Native, NativeCpu, Signal, Stale, Violat
 const AT: u64 = 0x4000_0000;
 const BESIDE: u64 = AT + PAGE;
 
-/// What one CPU sees after it came to a last-level table and another CPU unlinked the table. With `kept` it
-/// drops nothing of what it remembers when the other asks.
+/// Returns the violations of one CPU that has cached a last-level table which another CPU then
+/// unlinks. If `kept` is set, the CPU ignores the invalidation requests.
 fn after_a_table_went(kept: bool) -> Vec<Violation> {
     let config = Config { cpus: 2, checked: Checked::Record, ..Config::default() };
     let native = Native::new(config).unwrap();
@@ -31,7 +31,7 @@ fn after_a_table_went(kept: bool) -> Vec<Violation> {
         .run_threads(2, |cpu, number| {
             if number == 0 {
                 until(cpu, 1);
-                // The walk comes to the table, although what it finds there forbids the access.
+                // The walk caches the table, although the entry found there forbids the access.
                 let forbidden = cpu.load::<u64>(BESIDE);
                 assert!(matches!(forbidden, Err(Signal::Segv { .. })), "{forbidden:?}");
                 if kept {
@@ -50,9 +50,10 @@ fn after_a_table_went(kept: bool) -> Vec<Violation> {
                 cpu.munmap(AT, PAGE)?;
                 done(1);
                 until(cpu, 2);
-                // There is no page that would have to be flushed, only the table.
+                // No page requires a flush, only the table.
                 cpu.munmap(BESIDE, PAGE)?;
-                // After a grace period, which operations wait for now and then, its frame is used again. What these bytes say, read as an entry, is that nothing is there.
+                // After a grace period, for which operations wait now and then, the frame is
+                // reused. These bytes, read as an entry, mean an absent page.
                 for _ in 0..1000 {
                     let at = crate::common::map(cpu, 1)?;
                     cpu.munmap(at, PAGE)?;
@@ -68,12 +69,12 @@ fn after_a_table_went(kept: bool) -> Vec<Violation> {
 }
 
 #[test]
-fn a_table_that_was_unlinked_is_used_by_no_cpu() {
+fn an_unlinked_table_is_not_used() {
     assert_eq!(after_a_table_went(false), []);
 }
 
 #[test]
-fn a_table_that_is_used_after_it_was_unlinked_is_caught() {
+fn the_use_of_an_unlinked_table_is_detected() {
     let seen = after_a_table_went(true);
     let table = seen.iter().find(|violation| violation.stale == Stale::Table);
     assert!(table.is_some_and(|violation| violation.addr == BESIDE), "{seen:?}");

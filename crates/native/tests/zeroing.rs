@@ -1,5 +1,5 @@
-//! Frames that are zeroed ahead, by threads that nobody needs and by calls that free: whatever a program
-//! maps anew is zero, and the books add up.
+//! Frames zeroed ahead, by idle threads and by calls that free: all newly mapped memory is zero,
+//! and the audit balances.
 
 use crate::common::{PAGE, PRIVATE, RW};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ const PAGES: u64 = 200;
 const ROUNDS: u64 = 60;
 
 #[test]
-fn what_is_mapped_anew_is_zero_whoever_zeroed_it() {
+fn newly_mapped_memory_is_zero() {
     let config = Config {
         memory_bytes: 6 << 20,
         nodes: 2,
@@ -36,7 +36,7 @@ fn what_is_mapped_anew_is_zero_whoever_zeroed_it() {
         let run = process.run_threads(2, |cpu, number| {
             let number = number as u64;
             for round in 0..ROUNDS {
-                // Each of the ways of zeroing, and pools that come and go.
+                // Each way of zeroing, with pools switched on and off.
                 if round % 16 == number {
                     native.vm().set(Setting::ZeroOnFree(round % 32 == number));
                     native.vm().set(Setting::ZeroedPool(100 * (round % 48 / 16)));
@@ -76,7 +76,7 @@ fn what_is_mapped_anew_is_zero_whoever_zeroed_it() {
 }
 
 #[test]
-fn nobody_zeroes_on_a_cpu_that_is_taken() {
+fn a_taken_cpu_does_not_zero_ahead() {
     let native = crate::common::machine(1);
     native.vm().set(Setting::ZeroedPool(300));
     let process = native.process().unwrap();

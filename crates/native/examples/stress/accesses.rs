@@ -8,7 +8,8 @@ use faultless::{FaultError, PAGE_SIZE, Prot, Space};
 use faultless_native::{NativeCpu, NativeMachine, Signal};
 use std::sync::Arc;
 
-/// Judges how an access to `page` ended. Pages whose protection forbids the access are allowed again.
+/// Judges the result of an access to `page`. If the protection forbids the access, it is allowed
+/// again.
 fn conclude<R>(
     agent: &Agent<'_, '_>,
     cpu: &NativeCpu<'_, '_>,

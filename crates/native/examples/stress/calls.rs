@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 const FIXED: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
 
-/// Moves pages to another slot, while other threads use them.
+/// Moves pages to another slot, while other threads use the pages.
 pub fn move_pages<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -85,7 +85,8 @@ pub fn keep_and_move<'n>(
         moved
     })?;
     region.contents.end_cut_as_it_was(pages.clone());
-    // If the call was refused, some pages may be in two slots: they are holes until they are mapped again.
+    // After a failed call, some pages may be in two slots. These are holes until they are mapped
+    // again.
     if moved.is_ok() {
         for page in pages.clone() {
             mover.locate(cpu.cpu(), space, page)?;
@@ -121,7 +122,7 @@ pub fn unmap<'n>(
     Ok(unmapped.into())
 }
 
-/// Maps pages that were unmapped.
+/// Maps unmapped pages.
 pub fn map<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -181,7 +182,7 @@ pub fn shrink<'n>(
     Ok(shrunk.into())
 }
 
-/// Maps pages behind a page by `mremap`, where pages were unmapped.
+/// Maps unmapped pages behind a page by `mremap`.
 pub fn grow<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -226,7 +227,7 @@ pub fn discard<'n>(
         return Ok(Did::Nothing);
     };
     let range = region.range(slot, &pages);
-    // Locked memory is refused, after the areas before it were discarded.
+    // Locked memory is refused, after the VMAs in front of it were discarded.
     let call = || cpu.madvise(range.start, range.len(), Advice::DontNeedLocked);
     let discarded = match region.is_private() {
         true => region.contents.cut(pages, call),
@@ -269,7 +270,7 @@ pub fn protect<'n>(
     Ok(first.and(second).into())
 }
 
-/// Gives advice that changes no contents.
+/// Gives advice without an effect on contents.
 pub fn advise<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -297,7 +298,7 @@ pub fn advise<'n>(
     Ok(cpu.madvise(at, len, advice).into())
 }
 
-/// Evicts pages, also those that other processes map.
+/// Evicts pages, including pages mapped by other processes.
 pub fn evict<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -370,7 +371,7 @@ pub fn list<'n>(
     }
 }
 
-/// Forks the program. The child ends at once, or other threads use it later.
+/// Forks the program. The child ends at once, or other threads use the child later.
 pub fn fork<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -415,7 +416,7 @@ pub fn fork<'n>(
     Ok(Did::All)
 }
 
-/// Ends a child that no thread uses.
+/// Ends an unused child.
 pub fn end_child<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,

@@ -1,4 +1,4 @@
-//! Calls of a kernel on files that programs map.
+//! Kernel calls on files mapped by programs.
 
 use super::accesses::cpus;
 use super::operations::{Agent, Did, Outcome};
@@ -63,7 +63,7 @@ pub fn sync<'n>(agent: &mut Agent<'_, 'n>, _: &NativeCpu<'_, 'n>, _: &Arc<Progra
     Ok(if file.object.sync().is_ok() { Did::All } else { Did::Refused })
 }
 
-/// Drops clean pages that no program maps.
+/// Drops clean, unmapped pages.
 pub fn drop_clean<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -121,7 +121,7 @@ pub fn cut<'n>(
     Ok(Did::All)
 }
 
-/// Extends a file that was shortened.
+/// Extends a truncated file.
 pub fn extend<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
@@ -173,7 +173,7 @@ pub fn punch<'n>(
     Ok(Did::All)
 }
 
-/// Makes `call` again as long as it needs a page that another CPU is reading.
+/// Repeats `call` while it needs a page during another CPU's read.
 fn once_read<R>(
     cpu: &NativeCpu<'_, '_>,
     mut call: impl FnMut() -> Result<R, Errno>,
@@ -191,7 +191,7 @@ fn once_read<R>(
 pub fn word(cpu: &NativeCpu<'_, '_>, file: &File, page: u64, writer: usize) -> Result<u64, Errno> {
     let load = |bytes: Option<*const u8>| {
         bytes.map_or(0, |bytes| {
-            // SAFETY: within a page that is lent, aligned, and others access it by atomics, too.
+            // SAFETY: within a lent page, aligned; other CPUs use atomic accesses as well.
             unsafe { &*bytes.cast::<AtomicU64>().add(writer) }.load(SeqCst)
         })
     };
@@ -231,7 +231,7 @@ pub fn write<'n>(
     let look = file.contents.look(page, writer);
     let attempt = file.contents.begin(page, writer);
     let store = |bytes: *mut u8| {
-        // SAFETY: within a page that is lent, aligned, and others access it by atomics, too.
+        // SAFETY: within a lent page, aligned; other CPUs use atomic accesses as well.
         unsafe { &*bytes.cast::<AtomicU64>().add(writer) }.store(attempt.value, SeqCst);
     };
     let written = once_read(cpu, || file.object.write_page(cpu.cpu(), page as u64, store));

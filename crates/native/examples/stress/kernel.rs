@@ -1,4 +1,4 @@
-//! Work that a kernel does in the background, and settings.
+//! Background work of a kernel, and settings.
 
 use super::operations::{Agent, Did, Outcome};
 use super::world::Program;
@@ -77,7 +77,7 @@ pub fn migrate<'n>(
     }
 }
 
-/// Flushes what is deferred, and gives the frames of the CPU back.
+/// Does the deferred flushes, and frees the frames of the CPU's list.
 pub fn settle<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,

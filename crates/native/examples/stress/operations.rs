@@ -1,4 +1,4 @@
-//! The threads of a round, and the operations that they choose from.
+//! The threads of a round, and their choice of operations.
 
 use super::pins::Held;
 use super::region::Region;
@@ -9,13 +9,13 @@ use faultless_native::NativeCpu;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How an operation ended that found no fault.
+/// The end of an operation without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
     All,
-    /// The subsystem refused, for a reason that is permitted.
+    /// The subsystem refused, for a permitted reason.
     Refused,
-    /// Another thread was in the way, or there was nothing to do.
+    /// Another thread prevented the operation, or there was no work.
     Nothing,
 }
 
@@ -25,16 +25,16 @@ impl From<Result<(), Error>> for Did {
     }
 }
 
-/// A result of an operation; the error is what differed.
+/// The result of an operation. The error describes the mismatch.
 pub type Outcome = Result<Did, String>;
 
-/// Does one operation on a program that the CPU runs.
+/// Runs one operation on a program of the CPU.
 type Do = for<'w, 'n> fn(&mut Agent<'w, 'n>, &NativeCpu<'_, 'n>, &Arc<Program<'n>>) -> Outcome;
 
-/// An operation that threads choose.
+/// An operation chosen by threads.
 pub struct Operation {
     pub name: &'static str,
-    /// Its weight in the random choice of operations.
+    /// The weight in the random choice of operations.
     weight: u32,
     call: Do,
 }
@@ -95,10 +95,10 @@ pub struct Agent<'w, 'n> {
     pub world: &'w World<'n>,
     /// The process of the thread.
     pub program: &'w Arc<Program<'n>>,
-    /// The words that the thread owns.
+    /// The words owned by the thread.
     pub writer: usize,
     pub random: fastrand::Rng,
-    /// Pages that the thread has pinned in its process.
+    /// The pages pinned by the thread in its process.
     pub held: Vec<Held<'n>>,
 }
 
@@ -128,7 +128,7 @@ impl<'w, 'n> Agent<'w, 'n> {
         Ok(())
     }
 
-    /// Does one operation on `program`, which the CPU runs.
+    /// Runs one operation on `program`, the program of the CPU.
     fn operate(
         &mut self,
         cpu: &NativeCpu<'_, 'n>,
@@ -189,8 +189,8 @@ impl<'w, 'n> Agent<'w, 'n> {
         first..first + 1 + self.random.usize(0..most)
     }
 
-    /// The address and length of some pages of `region` that were found in one slot. Some of the pages
-    /// may have moved since.
+    /// Returns the address and length of some pages of `region` that were found in one slot. Some
+    /// of the pages may have moved since.
     pub fn stretch(&mut self, region: &Region, most: usize) -> (u64, u64) {
         let mut pages = self.pages(region, most);
         let slot = region.slot(pages.start);

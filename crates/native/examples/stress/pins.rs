@@ -14,16 +14,16 @@ pub struct Held<'n> {
     pins: Pins<'n, NativeMachine>,
     region: usize,
     page: usize,
-    /// The cuts of the page when it was pinned, and the state of its hole.
+    /// The cuts of the page at the time of the pin, and the state of its hole.
     cuts: Option<u64>,
     hole: u64,
     write: bool,
 }
 
-/// The word of `writer` in a frame, as a device reaches it.
+/// Returns the word of `writer` in a frame, as a device accesses the frame.
 fn device_word(machine: &NativeMachine, frame: FrameNumber, writer: usize) -> &AtomicU64 {
     let bytes = machine.frame_bytes(frame).cast::<AtomicU64>();
-    // SAFETY: within a frame of the machine, aligned, and others access it by atomics, too.
+    // SAFETY: within a frame of the machine, aligned; other CPUs use atomic accesses as well.
     unsafe { &*bytes.add(writer) }
 }
 

@@ -17,15 +17,15 @@ pub enum Swap {
 /// The kind of store of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// Shared memory: nothing.
+    /// Shared memory without a store.
     Memory,
     /// A store in memory, or in a file of the host.
     Stored { host: bool },
-    /// A store in memory whose operations fail at random.
+    /// A store in memory with random failures.
     Failing,
 }
 
-/// The memory that a region maps.
+/// The memory mapped by a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionKind {
     Anonymous,
@@ -57,7 +57,7 @@ pub struct Plan {
     pub phases: usize,
     /// Operations of each thread in a phase.
     pub operations: usize,
-    /// The most children that wait to be used or ended.
+    /// The maximum number of children that wait for their use or end.
     pub children: usize,
 }
 
@@ -65,7 +65,7 @@ pub struct Plan {
 const MOST_THREADS: usize = 6;
 
 impl Plan {
-    /// Round `round` of the rounds that `seed` means.
+    /// Returns the plan of round `round` for `seed`.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self { seed, round, ..Self::smallest() }.random(0);
         let mut threads = vec![random.usize(1..=4)];
@@ -159,7 +159,7 @@ impl Plan {
         }
     }
 
-    /// Random numbers of this round; each `stream` has its own.
+    /// Returns random numbers of this round; each `stream` has separate numbers.
     pub fn random(&self, stream: u64) -> fastrand::Rng {
         let mut mixed = fastrand::Rng::with_seed(self.seed);
         mixed = fastrand::Rng::with_seed(mixed.u64(..) ^ self.round);

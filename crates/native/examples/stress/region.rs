@@ -1,8 +1,9 @@
-//! A region: pages that each process maps at one of three places.
+//! A region: pages that each process maps at one of three addresses.
 //!
-//! The places of a region belong to the region alone, so an address has data of the region or no mapping.
-//! A thread that accesses a page tries the three places. One thread at a time changes where the pages
-//! of a region are; other threads access, protect and evict the pages, and fork the process, meanwhile.
+//! The three addresses belong to the region alone, so an address shows data of the region or has no
+//! mapping. A thread that accesses a page tries the three addresses. One thread at a time moves the
+//! pages of a region; in the meantime, other threads access, protect and evict the pages, and fork
+//! the process.
 
 use super::plan::RegionKind;
 use super::words::{Contents, Look, Reader};
@@ -21,7 +22,7 @@ pub const SLOTS: usize = 3;
 struct Seat {
     /// Odd if the page may be mapped nowhere.
     hole: AtomicU64,
-    /// The slot where the page was found last.
+    /// The last known slot of the page.
     slot: AtomicU8,
 }
 
@@ -37,11 +38,11 @@ pub struct Region {
     mover: Mutex<()>,
 }
 
-/// How an access ended that reached its page, or not.
+/// The result of an access, with or without reaching the page.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reached<R> {
     Done(R),
-    /// The page may be mapped nowhere, or it moved too often.
+    /// The page may be unmapped, or has moved too often.
     Missing,
     /// The protection forbids the access.
     Forbidden,
@@ -55,7 +56,7 @@ impl Region {
         let (start, apart) = match near {
             // Neighbours in the same page tables, with a page between.
             true => (0x2000_0000 + number as u64 * (4 * len), len + PAGE_SIZE),
-            // The number of a page within its table differs from slot to slot.
+            // A page has a different index in its table in each slot.
             false => (0x2000_0000 + number as u64 * (16 << 30), (4 << 30) + 37 * PAGE_SIZE),
         };
         let bases = core::array::from_fn(|slot| start + slot as u64 * apart);
@@ -75,17 +76,17 @@ impl Region {
         Self { kind, contents, seats, bases, moves: 0.into(), mover: Mutex::new(()) }
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.seats.len()
     }
 
-    /// Whether the pages are private.
+    /// Returns whether the pages are private.
     pub fn is_private(&self) -> bool {
         !matches!(self.kind, RegionKind::Shared(_))
     }
 
-    /// The number of the file that is mapped.
+    /// Returns the number of the mapped file.
     pub fn file(&self) -> Option<usize> {
         match self.kind {
             RegionKind::Anonymous => None,
@@ -102,12 +103,12 @@ impl Region {
         VirtRange::new(self.addr(slot, pages.start), self.addr(slot, pages.end))
     }
 
-    /// The slot where `page` was found last.
+    /// Returns the last known slot of `page`.
     pub fn slot(&self, page: usize) -> usize {
         self.seats[page].slot.load(SeqCst).into()
     }
 
-    /// The state that a hole of `page` changes, and whether there may be one.
+    /// Returns the state changed by a hole of `page`, and whether there may be a hole.
     pub fn hole(&self, page: usize) -> (u64, bool) {
         let hole = self.seats[page].hole.load(SeqCst);
         (hole, !hole.is_multiple_of(2))
@@ -125,10 +126,10 @@ impl Region {
         }
     }
 
-    /// Does `access` at the address of `page`, wherever it is.
+    /// Runs `access` at the present address of `page`.
     ///
     /// # Errors
-    /// The page is mapped nowhere, but it must be.
+    /// The page is unmapped, but must be mapped.
     pub fn access<R>(
         &self,
         cpu: &NativeCpu<'_, '_>,
@@ -203,24 +204,25 @@ impl Region {
         Ok(stored)
     }
 
-    /// Makes the caller the one that changes where pages are; `None` if there is another.
+    /// Makes the caller the only thread that moves pages; returns `None` if another thread does.
     pub fn mover(&self) -> Option<Mover<'_>> {
         let guard = self.mover.try_lock().ok()?;
         Some(Mover { region: self, _guard: guard })
     }
 }
 
-/// The right to change where the pages of a region are.
+/// The right to move the pages of a region.
 pub struct Mover<'r> {
     region: &'r Region,
     _guard: MutexGuard<'r, ()>,
 }
 
 impl Mover<'_> {
-    /// Finds the slot of `page` by the mappings of the space; `None` if there is none, or more than one.
+    /// Finds the slot of `page` from the mappings of the space. Returns `None` if the page has no
+    /// slot, or more than one.
     ///
     /// # Errors
-    /// The page is mapped nowhere, but it must be; or it is mapped twice.
+    /// The page is unmapped, but must be mapped; or it is mapped twice.
     pub fn locate(
         &self,
         cpu: &Cpu<'_, NativeMachine>,
@@ -232,7 +234,7 @@ impl Mover<'_> {
         let mut slots = (0..SLOTS).filter(mapped);
         let (first, second) = (slots.next(), slots.next());
         if let Some(second) = second {
-            // A call that keeps the old place may have been refused in its middle.
+            // A call that keeps the old address may have failed in the middle.
             if region.hole(page).1 {
                 return Ok(None);
             }
@@ -248,7 +250,7 @@ impl Mover<'_> {
         Ok(first)
     }
 
-    /// The pages from `page` on that are mapped in one slot, at most `most`, and the slot.
+    /// Returns at most `most` pages from `page` on that are mapped in one slot, and the slot.
     ///
     /// # Errors
     /// As [`locate`](Self::locate).

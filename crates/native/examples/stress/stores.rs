@@ -1,5 +1,5 @@
-//! Stores of files and of the swap area: in memory, in a file of the host, and on a device that fails
-//! at random.
+//! Stores of files and of the swap area: in memory, in a file of the host, and on a device with
+//! random failures.
 
 use faultless::{BackingStore, Errno, PAGE_SIZE, ReadRun, StoreError, WriteRun};
 use faultless_native::HostFile;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Device {
     seed: u64,
-    /// How many of 256 operations fail.
+    /// The number of failures per 256 operations.
     fails: AtomicU64,
     operations: AtomicU64,
     failed: AtomicU64,
@@ -28,7 +28,7 @@ impl Device {
         self.fails.store(fails, Relaxed);
     }
 
-    /// How many operations have failed.
+    /// Returns the number of failed operations.
     pub fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }
@@ -45,7 +45,7 @@ impl Device {
     }
 }
 
-/// The medium that has the bytes.
+/// The medium of the bytes.
 #[derive(Debug)]
 enum Medium {
     Memory(Mutex<Vec<u8>>),
@@ -124,9 +124,10 @@ impl Disk {
             let missing = StoreError { done: 0, errno: Errno::EIO };
             let to = bytes.get_mut(at..at + len).ok_or(missing)?;
             at += len;
-            // The parts of a page that are no whole words have no owner.
+            // The parts of a page that are not whole words have no owner.
             for (word, to) in to.chunks_exact_mut(8).enumerate() {
-                // SAFETY: an aligned word of memory that the run lends; others access it by atomics.
+                // SAFETY: an aligned word of memory lent by the run; other CPUs use atomic
+                // accesses.
                 let from = unsafe { &*from.cast::<AtomicU64>().add(word) };
                 to.copy_from_slice(&from.load(Relaxed).to_ne_bytes());
             }
@@ -152,7 +153,7 @@ impl BackingStore for Disk {
         self.transfer_in(run)
     }
 
-    /// An operation that fails has written everything, a part or nothing, and reports nothing as written.
+    /// A failed operation has written everything, a part or no bytes, and reports no bytes written.
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let (operated, random) = self.device.operate();
         let limit = match operated {

@@ -5,7 +5,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use faultless::{Counter, Totals};
 
-/// Counters of the subsystem that many rounds must count, since the rounds are about them.
+/// Counters of the subsystem that many rounds must increment.
 pub const EXPECTED: [Counter; 14] = [
     Counter::SwapOut,
     Counter::SwapIn,
@@ -56,7 +56,7 @@ impl Tally {
         };
     }
 
-    /// Counts an access that a store or a cut hindered.
+    /// Counts an access stopped by a store or a cut.
     pub fn bus(&self) {
         self.bus.fetch_add(1, Relaxed);
     }
@@ -73,7 +73,7 @@ impl Tally {
         }
     }
 
-    /// The names of expected operations and counters that were never counted.
+    /// Returns the names of expected operations and counters without a count.
     pub fn missing(&self) -> Vec<&'static str> {
         let operations = OPERATIONS.iter().zip(&self.done).map(|(it, done)| (it.name, done));
         let counters = EXPECTED.iter().map(|counter| counter.name()).zip(&self.counters);
@@ -81,7 +81,7 @@ impl Tally {
         all.filter(|(_, count)| count.load(Relaxed) == 0).map(|(name, _)| name).collect()
     }
 
-    /// All operations that were done or refused.
+    /// Returns the number of all finished and refused operations.
     pub fn operations(&self) -> u64 {
         self.done.iter().chain(&self.refused).map(|count| count.load(Relaxed)).sum()
     }

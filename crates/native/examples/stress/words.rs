@@ -1,12 +1,12 @@
-//! The model of contents: the values that each word of a page may have.
+//! The model of contents: the possible values of each word of a page.
 //!
 //! Each thread owns one word of every page and is the only writer of the word. A value names its
-//! region, page, writer, process and generation, so a value of another place is noticed at each load.
-//! The owner knows the exact value. Other threads know a lower bound of the generation.
+//! region, page, writer, process and generation, so each load detects a misplaced value. The owner
+//! knows the exact value. Other threads know a lower bound of the generation.
 //!
-//! Some calls drop pages that other threads use. Such a call makes the count of cuts of the page odd, and
-//! even again at its end. Knowledge from before a cut is void. After the cut, values from before
-//! must not come back.
+//! Some calls drop pages used by other threads. Such a call makes the page's count of cuts odd, and
+//! even again at its end. Knowledge from before a cut is void. After the cut, older values must not
+//! come back.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::ops::Range;
@@ -20,7 +20,7 @@ const TAG_BITS: u32 = 14;
 const WRITER_BITS: u32 = 4;
 const PAGE_BITS: u32 = 10;
 
-/// Where a word is: region, page, writer.
+/// The position of a word: region, page, writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     id: u64,
@@ -86,9 +86,9 @@ struct Word {
     done: AtomicU64,
     /// A packed [`Known`], written by the owner alone.
     known: AtomicU64,
-    /// Generations up to this one were dropped by a cut.
+    /// Generations up to this number were dropped by a cut.
     dead: AtomicU64,
-    /// Generations up to this one are of the process that was forked.
+    /// Generations up to this number belong to the forking process.
     inherited: u64,
 }
 
@@ -131,7 +131,7 @@ enum Source {
     Zero,
     /// A store to this memory, with its generation.
     Stored(u64),
-    /// A store to the file that this memory copies.
+    /// A store to the file below this memory.
     File,
 }
 
@@ -140,7 +140,7 @@ enum Source {
 pub struct Contents {
     id: u64,
     tag: u64,
-    /// The tags of the processes that this one descends from.
+    /// The tags of the ancestor processes.
     lineage: Vec<u64>,
     pages: Vec<Page>,
     /// The file whose pages are copied on a store.
@@ -155,7 +155,7 @@ impl Contents {
         Self { id, tag, lineage: Vec::new(), pages, below }
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
@@ -260,7 +260,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Finds the store that made `found`.
+    /// Finds the store that wrote `found`.
     fn source(&self, page: usize, writer: usize, found: u64) -> Result<Source, &'static str> {
         if found == 0 {
             return Ok(Source::Zero);
@@ -285,7 +285,8 @@ impl Contents {
         }
     }
 
-    /// Drops the contents of `pages` by `call`. If `call` fails, some of the pages may be as they were.
+    /// Drops the contents of `pages` by `call`. If `call` fails, some of the pages may be
+    /// unchanged.
     pub fn cut<E>(
         &self,
         pages: Range<usize>,
@@ -303,7 +304,7 @@ impl Contents {
         result
     }
 
-    /// Begins a cut of `pages`, none of which another thread cuts.
+    /// Begins a cut of `pages`, which no other thread may be cutting.
     pub fn begin_cut(&self, pages: Range<usize>) {
         for page in &self.pages[pages] {
             page.cuts.fetch_add(1, SeqCst);
@@ -318,15 +319,15 @@ impl Contents {
         }
     }
 
-    /// Ends a cut that may have dropped nothing.
+    /// Ends a cut that may have dropped no pages.
     pub fn end_cut_as_it_was(&self, pages: Range<usize>) {
         for page in &self.pages[pages] {
             page.cuts.fetch_add(1, SeqCst);
         }
     }
 
-    /// Notes that all stores to `pages` that have returned are to be dropped. During a cut, before
-    /// the call that drops them. Returns the former notes.
+    /// Records that all returned stores to `pages` will be dropped. To be called during a cut,
+    /// before the dropping call. Returns the former records.
     pub fn bury(&self, pages: Range<usize>) -> Vec<u64> {
         let words = self.pages[pages].iter().flat_map(|page| &page.words);
         words.map(|word| word.dead.swap(word.done.load(SeqCst), SeqCst)).collect()
@@ -357,7 +358,7 @@ impl Contents {
         (0..self.len()).map(looks).collect()
     }
 
-    /// The contents of a child that was forked after `before`.
+    /// Returns the contents of a child forked after `before`.
     pub fn child(&self, tag: u64, before: &[[Look; WRITERS]]) -> Self {
         let lineage = self.lineage.iter().copied().chain([self.tag]).collect();
         let mut pages = Vec::new();

@@ -1,4 +1,5 @@
-//! A round: the machine, its processes and files, phases of random operations, and the checks between them.
+//! A round: the machine, its processes and files, phases of random operations, and the checks in
+//! between.
 
 use super::files;
 use super::operations::Agent;
@@ -15,13 +16,13 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A file that processes map.
+/// A file mapped by processes.
 pub struct File {
     pub object: Shared<Object>,
     pub contents: Arc<Contents>,
     /// The store of the file.
     pub disk: Option<Arc<Disk>>,
-    /// The device of a store that fails at random.
+    /// The device of a store with random failures.
     pub device: Option<Arc<Device>>,
     /// Held by the thread that cuts the file.
     pub cutter: Mutex<()>,
@@ -66,7 +67,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// All that the threads of a round share.
+/// The state shared by all threads of a round.
 pub struct World<'n> {
     pub plan: &'n Plan,
     pub native: &'n Native,
@@ -75,7 +76,7 @@ pub struct World<'n> {
     /// The device of the swap area, if it fails at random.
     pub swap: Option<Arc<Device>>,
     pub programs: Vec<Arc<Program<'n>>>,
-    /// Children that no thread runs all the time.
+    /// Children without a permanent thread.
     pub children: Mutex<Vec<Arc<Program<'n>>>>,
     pub gate: Gate,
     /// The tag of the next process.
@@ -89,12 +90,12 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// State that the threads of rounds and the caller share.
+/// State shared by the threads of rounds and the caller.
 #[derive(Debug, Default)]
 pub struct Control {
     /// Ends the round early.
     stop: AtomicBool,
-    /// The first failure of a thread. Other threads may wait without end for a thread that has failed.
+    /// The first failure of a thread. Other threads may wait endlessly for a failed thread.
     failure: Mutex<Option<String>>,
 }
 
@@ -109,7 +110,7 @@ impl Control {
         self.stop.store(true, SeqCst);
     }
 
-    /// Whether the round is to end early.
+    /// Returns whether the round should end early.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(SeqCst)
     }
@@ -131,7 +132,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
     format!("panic: {}", text.unwrap_or("of another type"))
 }
 
-/// How a round ended that found no fault.
+/// The end of a round without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Whole,
@@ -142,7 +143,7 @@ pub enum Ended {
 /// Runs the round of `plan`.
 ///
 /// # Errors
-/// What differed. The machine stays as it is then.
+/// The mismatch. The machine then keeps its state.
 pub fn run(plan: &Plan, tally: &Tally, control: &Control) -> Result<Ended, String> {
     let native = Native::new(plan.config).map_err(|errno| format!("no machine: {errno:?}"))?;
     let native = ManuallyDrop::new(native);
@@ -158,7 +159,7 @@ fn run_on(native: &Native, plan: &Plan, tally: &Tally, control: &Control) -> Res
     let mut world = ManuallyDrop::new(World::new(native, plan, tally, control));
     let alone = native.process().map_err(|error| error.to_string())?;
     alone.run(|cpu| Ok(world.add_swap(cpu))).map_err(|stop| stop.to_string())??;
-    // The swap area has its tables from now on.
+    // From now on the swap area has its tables.
     alone.exit();
     let before = native.audit(&[]).map_err(|wrong| format!("audit of a new machine: {wrong}"))?;
     world.furnish()?;
@@ -246,7 +247,7 @@ impl<'n> World<'n> {
         Ok(())
     }
 
-    /// A tag that no process has had.
+    /// Returns a tag of no earlier process.
     pub fn tag(&self) -> u64 {
         self.tags.fetch_add(1, SeqCst)
     }
@@ -282,7 +283,7 @@ impl<'n> World<'n> {
         Ok(program)
     }
 
-    /// Whether threads are to end the phase.
+    /// Returns whether threads should end the phase.
     pub fn is_over(&self) -> bool {
         self.over.load(SeqCst) || self.control.is_stopped()
     }
@@ -323,7 +324,7 @@ impl<'n> World<'n> {
         });
     }
 
-    /// The devices that fail at random.
+    /// Returns the devices with random failures.
     fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
         self.files.iter().filter_map(|file| file.device.as_ref()).chain(&self.swap)
     }
@@ -338,7 +339,7 @@ impl<'n> World<'n> {
     fn quiet(&mut self, random: &mut fastrand::Rng, last: bool) -> Result<(), String> {
         self.devices().for_each(|device| device.set(0));
         self.audit()?;
-        // A part of the pages, so that the others stay where they are.
+        // A part of the pages, so that the other pages are unchanged.
         let step = if last { 1 } else { random.usize(1..12) };
         for program in self.everyone() {
             let sweep = |cpu: &mut NativeCpu<'_, 'n>| Ok(self.sweep(cpu, &program, step));
@@ -356,7 +357,7 @@ impl<'n> World<'n> {
         Ok(())
     }
 
-    /// Checks one page in `step`, and the places of all pages.
+    /// Checks one page in `step`, and the slots of all pages.
     fn sweep(
         &self,
         cpu: &NativeCpu<'_, 'n>,
@@ -437,7 +438,7 @@ impl<'n> World<'n> {
             for file in files {
                 Object::release(file.object, cpu.cpu());
             }
-            // Pages of the swap area that no process needs.
+            // Unneeded pages of the swap area.
             cpu.cpu().reclaim(u64::MAX);
             Ok(cpu.cpu().swap_usage().1)
         });

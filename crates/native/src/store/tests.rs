@@ -38,7 +38,7 @@ fn set_byte(cpu: &NativeCpu<'_, '_>, object: &Shared<Object>, page: u64, value: 
     object.write_page(cpu.cpu(), page, set).unwrap();
 }
 
-/// A file whose page `n` has bytes `n + 1`, `len` bytes long.
+/// Creates a file of `len` bytes, whose page `n` has bytes `n + 1`.
 fn file(len: usize) -> File {
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&contents(len), 0).unwrap();
@@ -81,13 +81,13 @@ fn runs_longer_than_one_call_are_read_and_written_whole() {
 }
 
 #[test]
-fn more_parts_than_a_call_takes_are_moved_in_order() {
+fn more_parts_than_fit_in_a_call_are_moved_in_order() {
     let host = file(3 * PAGE);
     let store = HostFile::new(host.try_clone().unwrap()).unwrap();
     // Three bytes each, which no page boundary is a multiple of.
     let mut memory = vec![[0_u8; 3]; 3 * PAGE / 3];
     let parts = memory.iter_mut().map(|part| (part.as_mut_ptr(), part.len()));
-    // SAFETY: parts of a vector that is borrowed.
+    // SAFETY: parts of a borrowed vector.
     let read = unsafe { store.transfer(libc::preadv, 0, parts) };
     assert_eq!((read, memory.concat()), (Ok(3 * PAGE), contents(3 * PAGE)));
     memory.iter_mut().for_each(|part| part.reverse());
@@ -99,7 +99,7 @@ fn more_parts_than_a_call_takes_are_moved_in_order() {
 }
 
 #[test]
-fn a_transfer_goes_on_in_the_middle_of_a_part() {
+fn a_transfer_continues_in_the_middle_of_a_part() {
     let mut memory = [0_u8; 12];
     let start: *mut u8 = memory.as_mut_ptr();
     let part = |at, len| libc::iovec { iov_base: start.wrapping_add(at).cast(), iov_len: len };
@@ -117,7 +117,7 @@ fn a_transfer_goes_on_in_the_middle_of_a_part() {
 }
 
 #[test]
-fn a_file_that_another_party_shortens_reads_as_zeros_there() {
+fn a_file_truncated_by_another_party_reads_as_zeros() {
     let host = file(4 * PAGE);
     with(host.try_clone().unwrap(), |cpu, object| {
         host.set_len(PAGE as u64 + 1).unwrap();
@@ -126,7 +126,7 @@ fn a_file_that_another_party_shortens_reads_as_zeros_there() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_tells_so_and_keeps_its_pages_dirty() {
+fn a_failed_write_returns_an_error_and_keeps_pages_dirty() {
     let host = file(2 * PAGE);
     let store = HostFile::new(reopened(&host, OpenOptions::new().read(true))).unwrap();
     assert_eq!(store.set_len(1), Err(Errno::EINVAL), "what ftruncate says");
@@ -145,7 +145,7 @@ fn a_file_that_cannot_be_written_tells_so_and_keeps_its_pages_dirty() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_tells_so() {
+fn a_failed_read_returns_an_error() {
     let host = file(2 * PAGE);
     with(reopened(&host, OpenOptions::new().write(true)), |cpu, object| {
         assert_eq!(byte(cpu, object, 0), Err(Errno::EIO));
@@ -153,7 +153,7 @@ fn a_file_that_cannot_be_read_tells_so() {
 }
 
 #[test]
-fn what_is_no_plain_file_is_refused() {
+fn irregular_files_are_refused() {
     let refused = |file: File| HostFile::new(file).unwrap_err();
     assert_eq!(refused(File::open("/dev/zero").unwrap()), Errno::EINVAL);
     assert_eq!(refused(File::open("/").unwrap()), Errno::EINVAL);
@@ -162,7 +162,7 @@ fn what_is_no_plain_file_is_refused() {
 }
 
 #[test]
-fn an_error_in_the_middle_says_what_was_written_before() {
+fn a_partial_write_error_reports_the_written_bytes() {
     let host = sealable(3 * PAGE as u64);
     with(host.try_clone().unwrap(), |cpu, object| {
         (0..3).for_each(|page| set_byte(cpu, object, page, 50 + page as u8));
@@ -177,12 +177,12 @@ fn an_error_in_the_middle_says_what_was_written_before() {
     });
 }
 
-/// A file in memory that can be sealed.
+/// Creates a file in memory that can be sealed.
 fn sealable(len: u64) -> File {
     // SAFETY: a plain call; the name is a string.
     let fd = unsafe { libc::memfd_create(c"faultless".as_ptr(), libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0, "{}", Error::last_os_error());
-    // SAFETY: a descriptor that was just made, and is nobody else's.
+    // SAFETY: a new descriptor without other users.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(len).unwrap();
     file

@@ -1,11 +1,11 @@
-//! One set-associative buffer of a CPU: the translation look-aside buffers and the caches of upper-level entries
-//! are made of these.
+//! One set-associative buffer of a CPU, the building block of the translation look-aside buffers
+//! and the caches of upper-level entries.
 
 use crate::mmu::Translation;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// What a tag stands for.
+/// The content of a tag.
 #[derive(Debug, Default)]
 struct Entry {
     bits: AtomicU64,
@@ -17,7 +17,7 @@ struct Set<const WAYS: usize> {
     /// Page number, size and epoch of each way (see [`Tlb::tag`]), side by side to be searched.
     tags: [AtomicU64; WAYS],
     ways: [Entry; WAYS],
-    /// The way that is replaced next.
+    /// The next way to be replaced.
     next: AtomicU8,
 }
 
@@ -58,7 +58,7 @@ impl<const SETS: usize, const WAYS: usize> Buffer<SETS, WAYS> {
 
     pub(super) fn fill(&self, page: u64, tag: u64, found: Translation) {
         let set = self.set(page);
-        // A page has one entry at most: an older one is replaced, not joined.
+        // A page has one entry at most: an older entry is replaced.
         let way = set.way(tag).unwrap_or_else(|| {
             let next = usize::from(set.next.load(Relaxed));
             set.next.store(((next + 1) % WAYS) as u8, Relaxed);

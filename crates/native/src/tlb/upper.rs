@@ -1,11 +1,12 @@
-//! The caches of upper-level entries, which Intel calls paging-structure caches: for the three levels above the last,
-//! which table comes next, and what the way there allows ("Intel 64 and IA-32 Architectures Software Developer's
-//! Manual", volume 3, 4.10.3). A walk starts at the deepest table that is known. Barr, Cox and Rixner compare
-//! such caches in "Translation caching: skip, don't walk (the page table)", ISCA 2010; sizes here are of that order.
+//! The caches of upper-level entries, which Intel calls paging-structure caches. For the three
+//! levels above the last, they hold the next table, and the rights of the way there ("Intel 64 and
+//! IA-32 Architectures Software Developer's Manual", volume 3, 4.10.3). A walk starts at the
+//! deepest known table. Barr, Cox and Rixner compare such caches in "Translation caching: skip,
+//! don't walk (the page table)", ISCA 2010; the sizes here are similar.
 //!
-//! Like hardware, they keep an entry although the walk ended in a fault, and a fault drops none: what a
-//! program's invalidation does not cover stays. So a table that was unlinked without a flush is still used, which
-//! emulators that have no such caches do not show.
+//! Like hardware, the caches keep an entry even if the walk ended in a fault, and a fault drops no
+//! entry: entries not covered by a program's invalidation stay. A table that was unlinked without a
+//! flush is therefore still used, a defect hidden by emulators without such caches.
 
 use super::buffer::Buffer;
 use super::{EPOCH_SHIFT, LAST_EPOCH};
@@ -17,18 +18,18 @@ use faultless::format::INDEX_BITS;
 const SECOND: u32 = PageSize::Size2M.shift();
 const THIRD: u32 = PageSize::Size1G.shift();
 
-/// The caches of one CPU, by the level of the entry that they keep.
+/// The caches of one CPU, by the level of their entries.
 #[derive(Debug)]
 pub(super) struct UpperCaches {
     /// Entries of the root, each for 512 GiB.
     root: Buffer<1, 4>,
-    /// Those that are each for 1 GiB.
+    /// Entries that cover 1 GiB each.
     third: Buffer<1, 4>,
-    /// Those that are each for 2 MiB.
+    /// Entries that cover 2 MiB each.
     second: Buffer<8, 4>,
 }
 
-/// The number of what the entry is for, above `shift`, and the tag: that number and the epoch.
+/// Returns the number of the covered range, above `shift`, and the tag: this number and the epoch.
 fn tag(addr: u64, shift: u32, epoch: u64) -> (u64, u64) {
     debug_assert!(epoch <= LAST_EPOCH);
     (addr >> shift, addr >> shift | epoch << EPOCH_SHIFT)
@@ -62,7 +63,7 @@ impl UpperCaches {
         }
     }
 
-    /// Drops what is known of the way to `addr`.
+    /// Drops the known tables on the way to `addr`.
     pub(super) fn forget(&self, addr: u64, epoch: u64) {
         let (number, key) = tag(addr, SECOND, epoch);
         self.second.drop_page(number, key);

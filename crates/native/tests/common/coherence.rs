@@ -1,9 +1,9 @@
-//! Threads that load and store, and change the space beneath each other meanwhile, on a machine that
-//! checks each access: until so many were checked.
+//! Threads that load and store, and concurrently change the same space, on a machine that checks
+//! each access, until the wanted number of accesses is checked.
 //!
-//! Each thread has pages of its own, of which it knows every word, and which it moves, advises, unmaps,
-//! protects and forks; and all have pages in common, of which nobody knows anything, to which everybody
-//! does everything. More CPUs than the host has are fine.
+//! Each thread has its own pages with known words, which it moves, advises, unmaps, protects and
+//! forks. All threads share common pages with unknown words, on which every thread runs every
+//! operation. There may be more CPUs than host cores.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,17 +23,17 @@ const COMMON: u64 = 0x4000_0000 - 16 * PAGE;
 const COMMON_PAGES: u64 = 32;
 /// Accesses of a thread between two calls.
 const BURST: u64 = 256;
-/// Accesses checked under one setting.
+/// The number of accesses checked under one setting.
 const ROUND: u64 = 4_000_000;
 
-/// What was done.
+/// The work done.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Accesses that were checked.
+    /// The number of checked accesses.
     pub accesses: u64,
     /// Accesses through a stale translation.
     pub violations: u64,
-    /// What the subsystem counted.
+    /// The counters of the subsystem.
     pub totals: Totals,
 }
 
@@ -71,7 +71,7 @@ impl Thread {
         })
     }
 
-    /// Loads and stores, of which the own ones are known. Returns how many.
+    /// Loads and stores, with known values for own words. Returns the number of accesses.
     fn access(&mut self, cpu: &NativeCpu<'_, '_>) -> Result<u64, Stop> {
         let mut done = 0;
         for _ in 0..BURST {
@@ -96,7 +96,7 @@ impl Thread {
         Ok(done)
     }
 
-    /// A call about the thread's own pages, which changes no byte that it does not know of.
+    /// Makes a call on the thread's own pages that changes only known bytes.
     fn call(&mut self, cpu: &mut NativeCpu<'_, '_>) -> Result<(), Stop> {
         let page = self.random.u64(0..OWN);
         let pages = self.random.u64(1..=(OWN - page).min(24));
@@ -125,7 +125,7 @@ impl Thread {
             5 => {
                 let to = self.places[usize::from(self.at == self.places[0])];
                 let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
-                // Refused while it is several VMAs.
+                // Refused while the range consists of several VMAs.
                 if let Ok(moved) = cpu.mremap(self.at, OWN * PAGE, OWN * PAGE, flags, to) {
                     self.at = moved;
                 }
@@ -142,7 +142,7 @@ impl Thread {
         Ok(())
     }
 
-    /// A call about what is everybody's. It may be refused.
+    /// Makes a call on the common pages. The call may be refused.
     fn tear(&mut self, cpu: &NativeCpu<'_, '_>) {
         let page = self.random.u64(0..COMMON_PAGES);
         let pages = self.random.u64(1..=COMMON_PAGES - page);
@@ -177,8 +177,8 @@ impl Thread {
     }
 }
 
-/// Runs on `cpus` CPUs until `wanted` accesses were checked; tells `progress` how far it is after each
-/// setting. Every setting of the locks is used by turns.
+/// Runs on `cpus` CPUs until `wanted` accesses were checked; reports to `progress` after each
+/// setting. All locking policies are used in turn.
 pub fn run(cpus: usize, wanted: u64, mut progress: impl FnMut(&Done)) -> Done {
     let config = Config {
         memory_bytes: 64 << 20,
@@ -194,7 +194,7 @@ pub fn run(cpus: usize, wanted: u64, mut progress: impl FnMut(&Done)) -> Done {
     let settings: Vec<_> = settings.collect();
     let mut accesses = 0;
     let mut round = 0;
-    // So that a short run sees all settings, too.
+    // Ensures that a short run uses all settings as well.
     let share = ROUND.min(wanted.div_ceil(settings.len() as u64));
     loop {
         let (locking, check) = settings[round as usize % settings.len()];
@@ -207,7 +207,7 @@ pub fn run(cpus: usize, wanted: u64, mut progress: impl FnMut(&Done)) -> Done {
         let ran = process.run_threads(cpus, |cpu, number| {
             let mut thread = Thread::new(cpu, number, round)?;
             while counted.load(Ordering::Relaxed) < share {
-                // Now close upon each other, now far apart.
+                // Sometimes in quick succession, sometimes far apart.
                 for _ in 0..1 << thread.random.u32(0..7) {
                     counted.fetch_add(thread.access(cpu)?, Ordering::Relaxed);
                 }

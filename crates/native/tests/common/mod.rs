@@ -1,4 +1,4 @@
-//! What the tests of the native machine share.
+//! Common parts of the native machine's tests.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -13,14 +13,14 @@ pub const RW: Prot = Prot::READ.union(Prot::WRITE);
 pub const PRIVATE: MapFlags = MapFlags::PRIVATE.union(MapFlags::ANONYMOUS);
 pub const SHARED: MapFlags = MapFlags::SHARED.union(MapFlags::ANONYMOUS);
 
-/// A small machine that panics on a stale access.
+/// Creates a small machine that panics on a stale access.
 pub fn machine(cpus: usize) -> Native {
     let config =
         Config { memory_bytes: 64 << 20, cpus, checked: Checked::Panic, ..Config::default() };
     Native::new(config).unwrap()
 }
 
-/// Maps `pages` private pages wherever there is room.
+/// Maps `pages` private pages at any free address.
 pub fn map(cpu: &NativeCpu<'_, '_>, pages: u64) -> Result<u64, Stop> {
     Ok(cpu.mmap(0, pages * PAGE, RW, PRIVATE)?)
 }

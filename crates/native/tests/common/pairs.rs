@@ -1,9 +1,11 @@
-//! Two threads that do pairs of operations to one space, round after round, each judged by the sequential
-//! orders of its operations: see `pairs`. A third is the device of files whose reads end later.
+//! Two threads that run pairs of operations on one space, round after round, each judged by the
+//! sequential orders of its operations: see `pairs`. A third thread is the device of files with
+//! slow reads.
 //!
-//! One thread leads. It works out the orders of a case, makes the starting state in some spaces, and then
-//! both threads go through these, and set out at the same moment in each; then it compares, and empties the
-//! spaces while the other sleeps. A case is drawn from a seed and its number.
+//! One thread leads. It computes the orders of a case and creates the starting state in some
+//! spaces. Then both threads run through these spaces, and start at the same moment in each. The
+//! leader then compares the outcomes, and empties the spaces while the other thread sleeps. A case
+//! is drawn from a seed and its number.
 
 #[path = "../../../faultless/tests/pairs/mod.rs"]
 pub mod pairs;
@@ -24,7 +26,7 @@ use std::time::Duration;
 const TRIES: usize = 32;
 /// The same, with a huge leaf.
 const TEXT_TRIES: usize = 4;
-/// One in so many batches of rounds is followed by an audit.
+/// One of this many batches of rounds is followed by an audit.
 const AUDIT: u64 = 2;
 
 /// A thread of a process.
@@ -79,16 +81,16 @@ impl<'n> Hand for Thread<'_, '_, 'n> {
     }
 }
 
-/// Where the cases come from.
+/// The source of the cases.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Drawn one after the other.
     Drawn,
-    /// This one, again and again.
+    /// This case, repeatedly.
     One(Box<Case>),
 }
 
-/// What to run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub source: Source,
@@ -101,15 +103,15 @@ pub struct Plan {
     pub prefault: u8,
 }
 
-/// How far it is, for whoever watches.
+/// The progress, for an observer.
 #[derive(Debug, Default)]
 pub struct Progress {
     pub rounds: AtomicU64,
     pub bad: AtomicU64,
-    /// Huge leaves that were mapped, and those that were split.
+    /// The mapped huge leaves, and the split huge leaves.
     pub leaves: AtomicU64,
     pub splits: AtomicU64,
-    /// Nobody wants more.
+    /// Set to end the run early.
     pub enough: AtomicBool,
     /// The number of the case, and the case.
     pub now: Mutex<Option<(u64, Case)>>,
@@ -127,8 +129,8 @@ impl Plan {
         }
     }
 
-    /// Runs the rounds, or until enough; tells `failed` of each bad one: the number of its case, and what a
-    /// person needs to see.
+    /// Runs the rounds until the end or an early end. Reports each failed round to `failed`, with
+    /// the number of its case and a description.
     pub fn run(&self, progress: &Progress, mut failed: impl FnMut(u64, &str)) {
         let mut number = 0;
         while let Some(bad) = self.run_until_bad(&mut number, progress) {
@@ -138,7 +140,8 @@ impl Plan {
         }
     }
 
-    /// As [`run`](Self::run), from case `number` on, until one fails: what it left is not to be gone on with.
+    /// As [`run`](Self::run), from case `number` on, until a round fails: the state after a failure
+    /// must not be used further.
     fn run_until_bad(&self, number: &mut u64, progress: &Progress) -> Option<String> {
         let config = Config {
             memory_bytes: 64 << 20,
@@ -181,15 +184,16 @@ impl Plan {
         progress.leaves.fetch_add(totals.get(Counter::ThpFileMapped), Ordering::Relaxed);
         progress.splits.fetch_add(totals.get(Counter::ThpSplitPmd), Ordering::Relaxed);
         let bad = bad.into_inner().unwrap()?;
-        // What is wrong may make their end go wrong, too.
+        // The failure may break the end of the spaces as well.
         spaces.into_iter().for_each(core::mem::forget);
         Some(bad)
     }
 }
 
-/// Keeps this thread on a core of its own, if the host has two: threads that take turns on one never meet.
+/// Keeps this thread on a separate core, if the host has two: threads that take turns on one core
+/// never meet.
 fn stay_on_core(side: usize) {
-    // SAFETY: the sets are this function's, and as large as said.
+    // SAFETY: the sets belong to this function, and have the given size.
     unsafe {
         let mut all: libc::cpu_set_t = core::mem::zeroed();
         if libc::sched_getaffinity(0, size_of_val(&all), &mut all) != 0 {
@@ -204,44 +208,44 @@ fn stay_on_core(side: usize) {
     }
 }
 
-/// The rounds of a case that both threads do before they look at what came of it, each in a space of its
-/// own: so they meet often while the host runs both.
+/// The rounds of a case that both threads run before the outcomes are compared, each in its own
+/// space. The threads therefore meet often while the host runs both.
 #[derive(Debug)]
 struct Batch<'n> {
     case: Case,
     besides: Vec<Besides<Process<'n>>>,
-    /// Turns of a loop that each waits before each round.
+    /// The loop iterations each thread waits before each round.
     delays: Vec<[u32; 2]>,
-    /// How often the threads have met.
+    /// The number of meetings of the threads.
     met: AtomicU32,
-    /// Whether both are done with all rounds.
+    /// Whether both threads have finished all rounds.
     over: AtomicBool,
 }
 
-/// How long the device sleeps between two looks.
+/// The sleep of the device between two checks.
 const DEVICE_SLEEPS: Duration = Duration::from_micros(20);
 
-/// What a follower waits for, asleep.
+/// The tasks of a follower, which sleeps between tasks.
 #[derive(Debug, Default)]
 enum Task<'n> {
     #[default]
     Wait,
-    /// It gives its stock of frames back.
+    /// Free the CPU's stock of frames.
     Drain,
     Batch(Arc<Batch<'n>>),
-    /// It has done that, and what was returned if it was a batch.
+    /// The task is finished; the values returned by a batch.
     Done(Vec<Vec<Ret>>),
     End,
 }
 
-/// Where the leader tells a follower what to do.
+/// The place where the leader hands tasks to a follower.
 #[derive(Debug, Default)]
 struct Meeting<'n> {
     task: Mutex<Task<'n>>,
     told: Condvar,
 }
 
-/// Ends the other threads with this one.
+/// Ends the other threads together with this thread.
 struct Alarm<'m, 'n>(&'m [Meeting<'n>; 2]);
 
 impl Drop for Alarm<'_, '_> {
@@ -256,7 +260,7 @@ impl<'n> Meeting<'n> {
         self.told.notify_all();
     }
 
-    /// Sleeps until there is a task that `wanted` says is one.
+    /// Sleeps until there is a task accepted by `wanted`.
     fn wait(&self, cpu: &mut NativeCpu<'_, '_>, wanted: impl Fn(&Task<'n>) -> bool) -> Task<'n> {
         cpu.idle(|| {
             let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
@@ -290,7 +294,7 @@ impl<'n> Batch<'n> {
         }
     }
 
-    /// Does one side of all rounds. Returns what was returned.
+    /// Runs one side of all rounds. Returns the return values.
     fn side(
         &self,
         cpu: &mut NativeCpu<'_, 'n>,
@@ -313,7 +317,7 @@ impl<'n> Batch<'n> {
         rounds.collect()
     }
 
-    /// What the device does meanwhile: it completes reads, which threads that wait for them may have completed before.
+    /// The device's part: completes reads, unless waiting threads have already completed them.
     fn serve(&self, cpu: &mut NativeCpu<'_, 'n>) {
         while !self.over.load(Ordering::Acquire) {
             let slow = self.besides.iter().filter_map(Besides::slow);
@@ -343,7 +347,7 @@ fn follow<'n>(
     loop {
         let task = meet.wait(cpu, |task| matches!(task, Task::Drain | Task::Batch(_)));
         let returned = match task {
-            // Which is dropped before the leader is told.
+            // The batch is dropped before the leader is informed.
             Task::Batch(batch) if side == 1 => batch.side(cpu, spaces, 1),
             Task::Batch(batch) => {
                 batch.serve(cpu);
@@ -359,19 +363,19 @@ fn follow<'n>(
     }
 }
 
-/// The thread that leads.
+/// The leading thread.
 struct Lead<'l, 'n> {
     plan: &'l Plan,
     spaces: &'l [Process<'n>],
-    /// Of the follower, and of the device.
+    /// The meetings with the follower and with the device.
     meets: &'l [Meeting<'n>; 2],
     progress: &'l Progress,
-    /// Of the case.
+    /// The number of the case.
     number: u64,
 }
 
 impl<'n> Lead<'_, 'n> {
-    /// Until all is done; the error is what is wrong.
+    /// Runs until the end; the error describes the failure.
     fn run(&mut self, cpu: &mut NativeCpu<'_, 'n>) -> Result<(), String> {
         let mut random = fastrand::Rng::with_seed(self.plan.seed ^ self.number << 20);
         let mut batches = 0;
@@ -383,7 +387,7 @@ impl<'n> Lead<'_, 'n> {
                 return Ok(());
             }
             if case.is_text() {
-                // It needs frames that are neighbours.
+                // A folio needs adjacent frames.
                 self.drain(cpu);
             }
             let orders = within(cpu, &self.spaces[0], |hand| case.orders(hand));
@@ -410,7 +414,7 @@ impl<'n> Lead<'_, 'n> {
         }
     }
 
-    /// The case, done by both threads. Returns it, and what was returned in each round.
+    /// Runs the case on both threads. Returns the batch, and the return values of each round.
     fn batch(
         &self,
         cpu: &mut NativeCpu<'_, 'n>,
@@ -458,7 +462,7 @@ impl<'n> Lead<'_, 'n> {
         (batch, returned.collect())
     }
 
-    /// Waits for a follower. Returns what it returned.
+    /// Waits for a follower. Returns its return values.
     fn done(meet: &Meeting<'n>, cpu: &mut NativeCpu<'_, 'n>) -> Vec<Vec<Ret>> {
         match meet.wait(cpu, |task| matches!(task, Task::Done(_))) {
             Task::Done(returned) => returned,
@@ -475,7 +479,7 @@ impl<'n> Lead<'_, 'n> {
         cpu.cpu().drain();
     }
 
-    /// Checks the books, after a batch that left these children and objects.
+    /// Runs the audit, after a batch that left these children and objects.
     fn audit(
         &self,
         cpu: &mut NativeCpu<'_, 'n>,

@@ -1,8 +1,8 @@
-//! What the stress tests share: machines with jitter, the settings to be under, how long, what must
-//! have happened, and what a page may hold.
+//! Common parts of the stress tests: machines with jitter, the settings, the duration, the required
+//! events, and the possible contents of a page.
 //!
-//! `FAULTLESS_STRESS_SECONDS` says how long each test goes on; without it, for a second or two. A
-//! test goes on for longer, within reason, until the overlaps that it is about were seen.
+//! `FAULTLESS_STRESS_SECONDS` sets the duration of each test; the default is a second or two. A
+//! test runs longer, within limits, until the overlaps it targets were seen.
 
 use super::PAGE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -10,12 +10,12 @@ use faultless::{AnonVmaCheck, Counter, Locking, Setting, Totals};
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Signal, Stop};
 use std::time::{Duration, Instant};
 
-/// What the machine is set to while a storm lasts.
+/// The settings of the machine during a storm.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode {
     /// One setting.
     Fixed(Locking, AnonVmaCheck),
-    /// All of them, by turns, every fraction of a millisecond.
+    /// All settings in turn, each for a fraction of a millisecond.
     Switching,
 }
 
@@ -29,21 +29,21 @@ pub fn modes() -> impl Iterator<Item = Mode> {
         .chain([Mode::Switching])
 }
 
-/// A machine that panics on a stale access and draws out a third of its moments.
+/// Creates a machine that panics on a stale access and prolongs a third of its critical moments.
 pub fn machine(cpus: usize, memory_bytes: u64) -> Native {
     let checked = Checked::Panic;
     let config = Config { memory_bytes, cpus, checked, jitter: 3, ..Config::default() };
     Native::new(config).unwrap()
 }
 
-/// Tells a storm when to end.
+/// The end time of a storm.
 pub struct Clock {
     end: Instant,
     over: AtomicBool,
 }
 
 impl Clock {
-    /// Whether to go on. Cheap enough to be asked at every step.
+    /// Returns whether to continue. Cheap enough for every step.
     pub fn goes_on(&self) -> bool {
         if Instant::now() >= self.end {
             self.over.store(true, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Clock {
     }
 }
 
-/// Ends the storm for the others when one thread fails.
+/// Ends the storm for the other threads when one thread fails.
 struct Alarm<'c>(&'c Clock);
 
 impl Drop for Alarm<'_> {
@@ -108,8 +108,9 @@ pub fn storm<'n>(
     });
 }
 
-/// Repeats `round`, which is given the time of a storm, under every mode, for as long as asked for
-/// and until each of `must` was counted; between storms every frame must be free but the zero page, and what was taken before.
+/// Repeats `round`, which receives the duration of a storm, under every mode. The repetitions last
+/// for the requested time and until each of `must` was counted. Between storms, every frame must be
+/// free except the zero page and earlier allocations.
 pub fn weather(native: &Native, must: &[Counter], mut round: impl FnMut(Mode, Duration)) -> Totals {
     let asked = std::env::var("FAULTLESS_STRESS_SECONDS").ok();
     let seconds = asked.map_or(1.5, |text| text.parse().expect("FAULTLESS_STRESS_SECONDS=NUMBER"));
@@ -139,13 +140,13 @@ pub fn weather(native: &Native, must: &[Counter], mut round: impl FnMut(Mode, Du
     }
 }
 
-/// What a page holds: which page it is, and the how-manieth of the values that were stored to it. The
-/// value is at both ends of the page, so that half a copy shows. Zeros are generation 0.
+/// The content of a page: the number of the page, and the generation of the stored value. The value
+/// is at both ends of the page, to detect a partial copy. Zeros are generation 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value(pub u64);
 
 const MAGIC: u64 = 0xfa17;
-/// Where the value is kept a second time.
+/// The offset of the second copy of the value.
 const LAST_WORD: u64 = PAGE - 8;
 
 impl Value {
@@ -159,14 +160,14 @@ impl Value {
         self.0 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// Whether this may be found in `page`, whose latest generation is `latest`.
+    /// Returns whether this value may be found in `page`, whose latest generation is `latest`.
     pub fn may_be(self, page: u64, latest: u64) -> bool {
         self == Self::ZERO
             || (self == Self::new(page, self.generation())
                 && (1..=latest).contains(&self.generation()))
     }
 
-    /// Loads the value of the page at `addr`, of which `self` is what it must be: both words.
+    /// Loads both words of the page at `addr`, and checks that they are `self`.
     pub fn check(self, cpu: &NativeCpu<'_, '_>, addr: u64) -> Result<(), Signal> {
         let found = [cpu.load::<u64>(addr)?, cpu.load::<u64>(addr + LAST_WORD)?];
         assert_eq!(found.map(Self), [self; 2], "at {addr:#x} on cpu {:?}", cpu.id());
@@ -183,11 +184,11 @@ impl Value {
     }
 }
 
-/// What threads tell each other of pages that one thread alone stores to.
+/// The knowledge that threads share of pages with a single storing thread.
 pub struct Latest<const PAGES: usize> {
-    /// The latest generation, told before it is stored.
+    /// The latest generation, published before its store.
     begun: [AtomicU64; PAGES],
-    /// The generation that a page is known to hold, or 0, and how often this was told.
+    /// The generation that a page is known to have, or 0, and the number of such publications.
     settled: [AtomicU64; PAGES],
 }
 
@@ -208,16 +209,16 @@ impl<const PAGES: usize> Latest<PAGES> {
         self.begun[page as usize].load(Ordering::SeqCst)
     }
 
-    /// The owner of `page` says that from now on, until it says something else, whoever loads from
-    /// the page finds `value` or a later one; nothing is known if it is zero.
+    /// Publishes, as the owner of `page`, that every later load returns `value` or a later value,
+    /// until the next publication; zero means unknown.
     pub fn settle(&self, page: u64, value: Value) {
         let settled = &self.settled[page as usize];
         let told = (settled.load(Ordering::SeqCst) >> GENERATION_BITS) + 1;
         settled.store(told << GENERATION_BITS | value.generation(), Ordering::SeqCst);
     }
 
-    /// Loads from `page` by `load`, and checks what anybody may know of it: that the value is of the
-    /// page, is not of the future, and is not older than what was settled all the time.
+    /// Loads from `page` by `load`, and checks the public knowledge: the value belongs to the page,
+    /// is not from the future, and is not older than a generation settled throughout the load.
     pub fn peep(
         &self,
         page: u64,

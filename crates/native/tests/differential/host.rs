@@ -1,8 +1,9 @@
-//! The host's kernel: the operations as system calls of this process, and of children that it forks.
+//! The host's kernel: the operations as system calls of this process, and of its forked children.
 //!
-//! Words of this process in the file are loaded and stored by instructions. Accesses that may end in a signal,
-//! those of children, and those from outside, go through `process_vm_readv` and `process_vm_writev`: they fault as the process would, obey the
-//! protection of the mapping, and tell of a signal by `EFAULT`. Children sleep.
+//! Words of this process in the file are loaded and stored by instructions. Accesses that may end
+//! in a signal, accesses of children, and remote accesses go through `process_vm_readv` and
+//! `process_vm_writev`: these fault as the process would, obey the protection of the mapping, and
+//! report a signal as `EFAULT`. Children sleep.
 
 use super::{Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View, bytes_to_write};
 use std::fs::File;
@@ -15,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// The host's side. *Invariant (window):* the bytes of the shape's window from `window` on are this value's, mapped to the file or to nothing that can be
-/// accessed, until it is dropped.
+/// The host's side. *Invariant (window):* the bytes of the shape's window from `window` on belong
+/// to this value, and are mapped to the file or inaccessible, until it is dropped.
 pub struct Host {
     file: File,
     window: *mut u8,
@@ -47,7 +48,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: plain calls, about a child that was not waited for yet.
+        // SAFETY: plain calls, on a child without an earlier wait.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, ptr::null_mut(), 0);
@@ -57,7 +58,7 @@ impl Drop for Child {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // SAFETY: the window is this value's, and nothing points into it.
+        // SAFETY: the window belongs to this value, and no pointer points into it.
         unsafe { libc::munmap(self.window.cast(), self.shape.window_bytes() as usize) };
     }
 }
@@ -65,7 +66,7 @@ impl Drop for Host {
 impl Host {
     pub fn new(file: File, shape: Shape) -> Self {
         let len = shape.window_bytes() as usize;
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping at a free address.
         let window = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, NOTHING, -1, 0) };
         assert_ne!(window, libc::MAP_FAILED, "mmap: {}", Error::last_os_error());
         Self { file, window: window.cast(), shape, children: Vec::new() }
@@ -80,7 +81,8 @@ impl Host {
         (at, ((pages.end - pages.start) * PAGE) as usize)
     }
 
-    /// Maps nothing to a whole slot. The addresses stay the window's: another thread of this process may be mapping something.
+    /// Makes a whole slot inaccessible. The addresses stay in the window: another thread of this
+    /// process may be mapping memory.
     fn clear(&self, slot: usize) {
         let (at, len) = (self.slot(slot), self.shape.slot_bytes() as usize);
         // SAFETY: part of the window.
@@ -103,7 +105,7 @@ impl Host {
     fn remap(&self, from: usize, to: usize, view: View) {
         self.clear(to);
         let ((old, len), (new, _)) = (self.part(from, &(0..view.pages)), self.part(to, &(0..0)));
-        // What is left is replaced by `clear`; a hole would be anybody's.
+        // The remaining range is replaced by `clear`; a hole would be available to other threads.
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: both are parts of the window.
         let moved = unsafe { libc::mremap(old, len, len, flags, new) };
@@ -111,7 +113,7 @@ impl Host {
         self.clear(from);
     }
 
-    /// Whether an access by an instruction ends without a signal.
+    /// Returns whether an access by an instruction ends without a signal.
     fn is_safe(known: &Known, place: Place, store: bool) -> bool {
         let instruction = place.who == 0 && !place.outside;
         instruction && known.is_in_file(place) && (known.view(place).writable || !store)
@@ -140,19 +142,20 @@ impl Host {
             return Ok(());
         }
         let stored = self.transfer(place, &mut value, libc::process_vm_writev);
-        // Linux looks at the mapping first, and then at the file.
+        // Linux checks the mapping first, and then the file.
         let signal = if known.view(place).writable { Signal::Bus } else { Signal::Segv };
         stored.map_err(|()| signal)
     }
 
-    /// Moves a word between this process and the one of `place`.
+    /// Moves a word between this process and the process of `place`.
     fn transfer(&self, place: Place, value: &mut u64, call: Call) -> Result<(), ()> {
         // SAFETY: a plain call.
         let own = || unsafe { libc::getpid() };
         let pid = place.who.checked_sub(1).map_or_else(own, |child| self.children[child].0);
         let here = libc::iovec { iov_base: ptr::from_mut(value).cast(), iov_len: 8 };
         let there = libc::iovec { iov_base: self.word(place).cast(), iov_len: 8 };
-        // SAFETY: one part each: the word that is borrowed, and one of the window, in this process or a copy of it.
+        // SAFETY: one part each: the borrowed word, and a word of the window, in this process or a
+        // copy of it.
         let moved = unsafe { call(pid, &raw const here, 1, &raw const there, 1, 0) };
         let error = Error::last_os_error();
         match moved {
@@ -232,7 +235,7 @@ impl Side for Host {
             Op::Collapse { slot } => {
                 let view = known.parent[slot].expect("it is mapped");
                 let (at, len) = self.part(slot, &(0..view.pages));
-                // SAFETY: part of the window. Whether it is done is up to the file system.
+                // SAFETY: part of the window. The file system may refuse the advice.
                 unsafe { libc::madvise(at, len, libc::MADV_COLLAPSE) };
             }
             Op::Forget(ref pages) => {

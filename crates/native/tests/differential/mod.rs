@@ -1,4 +1,5 @@
-//! What both sides of the comparison do: operations, what is seen of them, and what makes them up.
+//! Common parts of both sides of the comparison: the operations, their observed results, and their
+//! generator.
 
 pub mod host;
 pub mod ours;
@@ -13,18 +14,21 @@ const CHILDREN: usize = 2;
 /// Pages of a huge leaf.
 const LEAF: u64 = 512;
 
-/// How large the file and its mappings get, in pages. Each slot is as long as the longest mapping, or longer.
+/// The maximum size of the file and its mappings, in pages. Each slot is at least as long as the
+/// longest mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub file: u64,
     view: u64,
     slot: u64,
-    /// Whether it is text: long enough for a huge leaf, at an address that agrees, and executable.
+    /// Whether the file is text: long enough for a huge leaf, at an aligned address, and
+    /// executable.
     pub is_text: bool,
 }
 
 impl Shape {
-    /// Some runs of the backing store, and not a multiple of one. The slots do not begin at the same place in a table.
+    /// Several runs of the backing store, and not a multiple of a run. The slots begin at different
+    /// positions in a table.
     pub const DATA: Self = Self { file: 83, view: 48, slot: 53, is_text: false };
     pub const TEXT: Self = Self { file: LEAF + 40, view: LEAF + 40, slot: 2 * LEAF, is_text: true };
 
@@ -54,7 +58,7 @@ pub struct Place {
     pub who: usize,
     pub slot: usize,
     pub at: u64,
-    /// Whether it is the kernel that loads or stores it, for another process, and not an instruction.
+    /// Whether the kernel loads or stores the word, for another process, and not an instruction.
     pub outside: bool,
 }
 
@@ -64,7 +68,7 @@ impl Place {
     }
 }
 
-/// Pages of a mapping are counted from its start, those of the file from the file's.
+/// Pages of a mapping are counted from its start, and pages of the file from the file's start.
 #[derive(Clone, Debug)]
 pub enum Op {
     Map {
@@ -120,14 +124,14 @@ pub enum Op {
     },
 }
 
-/// What an access is told, if it cannot be served.
+/// The signal of an access that cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     Bus,
     Segv,
 }
 
-/// What is seen of an operation.
+/// The observed result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
@@ -137,7 +141,7 @@ pub enum Outcome {
     Read(Vec<u8>),
 }
 
-/// The bytes that an [`Op::Write`] writes.
+/// Returns the bytes written by an [`Op::Write`].
 pub fn bytes_to_write(len: u64, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -148,16 +152,16 @@ pub fn bytes_to_write(len: u64, seed: u64) -> Vec<u8> {
 pub trait Side {
     /// `known` is the state before.
     fn step(&mut self, known: &Known, op: &Op) -> Outcome;
-    /// What is in the file of the host.
+    /// Returns the content of the host's file.
     fn stored(&self) -> Vec<u8>;
 }
 
-/// What follows from the operations so far, without any access.
+/// The state implied by the operations so far, without any access.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// The length of the file in bytes.
     pub len: u64,
-    /// The mappings of the parent, and of its children.
+    /// The mappings of the parent and its children.
     pub parent: Views,
     pub children: Vec<Views>,
 }
@@ -167,22 +171,23 @@ impl Known {
         if who == 0 { &self.parent } else { &self.children[who - 1] }
     }
 
-    /// The mapping that `place` is in.
+    /// Returns the mapping of `place`.
     pub fn view(&self, place: Place) -> View {
         self.views(place.who)[place.slot].expect("operations are about mappings that there are")
     }
 
-    /// Where in the file the word of `place` is.
+    /// Returns the file offset of the word of `place`.
     pub fn offset(&self, place: Place) -> u64 {
         self.view(place).first * PAGE + place.at
     }
 
-    /// Whether the page of `place` has bytes of the file.
+    /// Returns whether the page of `place` contains bytes of the file.
     pub fn is_in_file(&self, place: Place) -> bool {
         self.offset(place) < self.len.next_multiple_of(PAGE)
     }
 
-    /// Whether the word of `place` is, in part or whole, between the file's end and that of the page with the end.
+    /// Returns whether the word of `place` lies, in part or completely, between the file's end and
+    /// the end of the last page.
     fn is_behind_end(&self, place: Place) -> bool {
         self.is_in_file(place) && self.offset(place) + 8 > self.len
     }
@@ -208,10 +213,11 @@ impl Known {
 pub struct Generator {
     random: fastrand::Rng,
     shape: Shape,
-    /// What must come next.
+    /// The operations that must come next.
     next: VecDeque<Op>,
-    /// Whether the host clears what programs stored behind the end of the file when the file grows. Linux does since
-    /// 6.13, depending on the file system; POSIX leaves it open.
+    /// Whether the host clears programs' stores behind the end of the file when the file grows.
+    /// Linux does so since 6.13, depending on the file system; POSIX does not specify the
+    /// behaviour.
     clears: bool,
 }
 
@@ -228,7 +234,7 @@ impl Generator {
         }
     }
 
-    /// `None`: there is nothing that it could be about.
+    /// Returns `None` if the operation has no possible target.
     fn try_next(&mut self, known: &Known) -> Option<Op> {
         if self.shape.is_text && self.random.u32(0..12) == 0 {
             return self.of_leaf(known);
@@ -291,12 +297,12 @@ impl Generator {
         })
     }
 
-    /// What makes huge leaves, and what concerns all of one.
+    /// Operations that create huge leaves, and operations on whole leaves.
     fn of_leaf(&mut self, known: &Known) -> Option<Op> {
         let most = self.shape.file * PAGE;
         Some(match self.random.u32(0..16) {
             0..3 => {
-                // Pages that nobody else uses, and that are written back, can become a folio.
+                // Unshared pages without dirty bits can become a folio.
                 let mapped = (0..SLOTS).filter(|slot| known.parent[*slot].is_some());
                 self.next.extend(mapped.map(|slot| Op::Unmap { slot }));
                 self.next.extend(known.children.iter().map(|_| Op::Exit { child: 0 }));
@@ -322,7 +328,7 @@ impl Generator {
                 Op::Discard { slot, pages: 0..known.parent[slot]?.pages }
             }
             12 => {
-                // All pages are others afterwards.
+                // Afterwards all pages are new.
                 self.next.push_back(Op::SetLen(most));
                 Op::SetLen(0)
             }
@@ -330,7 +336,7 @@ impl Generator {
         })
     }
 
-    /// A mapping that a huge leaf fits into.
+    /// Creates a mapping that can hold a huge leaf.
     fn map_leaf(&mut self) -> (usize, Op) {
         let slot = self.random.usize(0..SLOTS);
         let pages = self.random.u64(LEAF..=self.shape.view);
@@ -357,7 +363,7 @@ impl Generator {
         let at = near_end.checked_sub(16 + view.first * PAGE);
         let at = at.filter(|at| *at < view.pages * PAGE && self.random.u32(0..6) == 0);
         let at = at.unwrap_or_else(|| {
-            // Few words, so that what was stored is found again.
+            // Few words, so that stores are found again.
             let word = [0, 1, 200, 511][self.random.usize(0..4)];
             self.random.u64(0..view.pages) * PAGE + word * 8
         });
@@ -371,8 +377,8 @@ impl Generator {
         if !view.shared || !view.writable || !known.is_behind_end(place) {
             return Some(store);
         }
-        // What is stored behind the end is in no file. How long it is to be seen there is up to the kernel, so
-        // the file grows beyond that page before anything else is compared.
+        // Stores behind the end are in no file, and the kernel decides how long they stay visible
+        // there. The file therefore grows beyond this page before the next comparison.
         if !self.clears {
             return None;
         }
@@ -391,7 +397,7 @@ impl Generator {
         Some(store)
     }
 
-    /// Where a call begins.
+    /// Returns the start of a call's range.
     fn offset(&mut self, known: &Known) -> u64 {
         let file = self.shape.file;
         match self.random.u32(0..4) {
@@ -412,7 +418,7 @@ impl Generator {
         }
     }
 
-    /// Pages among `pages`, at least one.
+    /// Returns a random range of at least one page among `pages`.
     fn range(&mut self, pages: u64) -> Range<u64> {
         let start = self.random.u64(0..pages);
         let longest = if self.random.bool() { 4 } else { pages };
@@ -427,7 +433,7 @@ impl Generator {
 }
 
 impl Op {
-    /// The operation, if the parent has what it is about.
+    /// Returns the operation, if the parent has its target.
     fn only_if(self, known: &Known) -> Option<Self> {
         let is_there = match self {
             Self::Resident(place) => {

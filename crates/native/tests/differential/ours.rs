@@ -16,11 +16,11 @@ const TABLE: u64 = 0x4000_0000;
 pub struct Ours<'c, 'a, 'n> {
     cpu: &'c mut NativeCpu<'a, 'n>,
     object: Shared<Object>,
-    /// What is behind the object.
+    /// The file behind the object.
     file: File,
     shape: Shape,
     children: Vec<Process<'n>>,
-    /// Pages that `Op::Forget` dropped.
+    /// The number of pages dropped by `Op::Forget`.
     pub dropped: u64,
 }
 
@@ -35,7 +35,8 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
     }
 
     fn slot_at(&self, slot: usize) -> u64 {
-        // Text lies where huge leaves can be; other mappings do not begin at the start of a table, and lie over the end of one.
+        // Text lies at addresses suitable for huge leaves. Other mappings begin within a table, and
+        // cross the end of a table.
         let window = if self.shape.is_text { TABLE } else { TABLE - 130 * PAGE };
         window + slot as u64 * self.shape.slot_bytes()
     }
@@ -49,7 +50,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         text | if writable { Prot::RW } else { Prot::READ }
     }
 
-    /// Ends all that there is of it but the process.
+    /// Ends everything except the process.
     pub fn end(self) {
         self.children.into_iter().for_each(|child| self.cpu.exit(child));
         Object::release(self.object, self.cpu.cpu());
@@ -133,7 +134,8 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         let mut bytes = Vec::new();
         for (page, part) in by_page(offset, end) {
             let append = |at: Option<*const u8>| match at {
-                // SAFETY: bytes of the page, lent by the object; the one CPU is here, and runs no program.
+                // SAFETY: bytes of the page, lent by the object; the only CPU is here, and runs no
+                // program.
                 Some(at) => bytes.extend_from_slice(unsafe {
                     core::slice::from_raw_parts(at.add(part.start), part.len())
                 }),
@@ -159,7 +161,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
                 at.add(part.start).copy_from_nonoverlapping(now.as_ptr(), now.len());
                 part.end
             };
-            // All that the file has of the page: it is not read.
+            // The whole part of the page inside the file: the page is not read.
             let to_its_end = part.end as u64 == PAGE || end == self.object.bytes();
             let is_whole = part.start == 0 && to_its_end;
             let written = if is_whole {
@@ -266,7 +268,7 @@ fn by_page(start: u64, end: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     })
 }
 
-/// What a program is told of an access that cannot be served.
+/// Returns the signal of a program for a refused access.
 fn refused(error: FaultError) -> Signal {
     match error {
         FaultError::Bus => Signal::Bus,
