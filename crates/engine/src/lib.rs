@@ -1,7 +1,7 @@
 //! Engines for fuzzers: each takes any bytes at all, and panics where a promise is broken.
 //!
-//! Ordinary tests run them on a fixed corpus and on some thousands of mutations of it; `cargo fuzz` runs
-//! them for as long as it is let:
+//! Ordinary tests run them on a fixed corpus and on some thousands of mutations of it;
+//! `cargo fuzz` runs them for as long as it is let:
 //!
 //! ```text
 //! cargo +nightly fuzz run operations -- -max_total_time=600

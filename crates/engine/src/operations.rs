@@ -1,5 +1,5 @@
-//! Calls, loads and stores in several processes, as bytes say, with any arguments at all: no panic, no
-//! stale translation, and all frames accounted for.
+//! Calls, loads and stores in several processes, as bytes say, with any arguments at all: no panic,
+//! no stale translation, and all frames accounted for.
 
 use faultless::audit::audit_with;
 use faultless::{

@@ -24,8 +24,8 @@ pub fn perf(bytes: &[u8]) {
     understood(perf_data::parse(Path::new(NAME), bytes));
 }
 
-/// What is inside a compact recording: `bytes` get the header, checksum and compression that let them
-/// through to the reader of the body.
+/// What is inside a compact recording: `bytes` get the header, checksum and compression that let
+/// them through to the reader of the body.
 ///
 /// # Panics
 /// A promise is broken.

@@ -2,12 +2,13 @@
 //!
 //! `cargo run -p faultless --example guest_memory`
 //!
-//! Two guests start from one image, a memory object that each maps privately: they share its pages, and copy those that they
-//! write. The hypervisor loads and reads their memory from outside, takes memory back by a balloon, and a snapshot is a
-//! fork of the space. A guest has a framebuffer, which is device memory, and a network card writes to its pinned pages.
+//! Two guests start from one image, a memory object that each maps privately: they share its pages,
+//! and copy those that they write. The hypervisor loads and reads their memory from outside, takes
+//! memory back by a balloon, and a snapshot is a fork of the space. A guest has a framebuffer,
+//! which is device memory, and a network card writes to its pinned pages.
 //!
-//! On hardware the space's tables are the nested page tables, and a violation is a fault of the space. Here a guest's access
-//! is [`Guest::access`].
+//! On hardware the space's tables are the nested page tables, and a violation is a fault of the
+//! space. Here a guest's access is [`Guest::access`].
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -45,8 +46,8 @@ impl Host {
     }
 }
 
-// SAFETY: CPUs and regions never change; frames are the elements of a vector, made of atomics, and nobody else's. There is one
-// CPU, without a TLB, whose guests' accesses go through `Space::walk`.
+// SAFETY: CPUs and regions never change; frames are the elements of a vector, made of atomics, and
+// nobody else's. There is one CPU, without a TLB, whose guests' accesses go through `Space::walk`.
 unsafe impl Machine for Host {
     type Predictor = Streams;
 
@@ -98,7 +99,8 @@ impl Guest {
         result
     }
 
-    /// An access of the guest to the word at `addr`. A violation of the nested tables is a fault of the space.
+    /// An access of the guest to the word at `addr`. A violation of the nested tables is a fault of
+    /// the space.
     fn access<'m>(
         &self,
         cpu: &Cpu<'m, Host>,
@@ -114,8 +116,8 @@ impl Guest {
         }
     }
 
-    /// The guest's balloon takes pages, which the guest does not use meanwhile, and the host has their frames. Should the guest
-    /// access them all the same, they are the image's again.
+    /// The guest's balloon takes pages, which the guest does not use meanwhile, and the host has
+    /// their frames. Should the guest access them all the same, they are the image's again.
     fn balloon(&self, cpu: &Cpu<'_, Host>, first: u64, pages: u64) -> Result<(), faultless::Error> {
         self.memory.madvise(cpu, first * PAGE_SIZE, pages * PAGE_SIZE, Advice::DontNeed)
     }
@@ -169,7 +171,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(read(&guests[1].memory, 3, 8)?, 1u64.to_ne_bytes());
     assert_eq!(read(&guests[1].memory, 20, 20)?, b"page 20 of the image");
 
-    // A snapshot: a fork. The guest goes on, and the snapshot is written out page by page from outside.
+    // A snapshot: a fork. The guest goes on, and the snapshot is written out page by page from
+    // outside.
     let snapshot = guests[0].memory.fork(&cpu)?;
     guests[0].memory.write_bytes(&cpu, 0, &77u64.to_ne_bytes())?;
     assert_eq!(read(&snapshot, 0, 8)?, 0u64.to_ne_bytes());
@@ -181,7 +184,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = DeviceMemory { first, cache: CacheMode::WriteCombining, tag: 2, may_write: true };
     let (len, flags) = (u64::from(FRAMEBUFFER) * PAGE_SIZE, MapFlags::SHARED | MapFlags::FIXED);
     let rw = Prot::READ | Prot::WRITE;
-    // SAFETY: a virtual CPU's accesses find the frames, which hold numbers, in the host's memory; nothing else uses them.
+    // SAFETY: a virtual CPU's accesses find the frames, which hold numbers, in the host's memory;
+    // nothing else uses them.
     unsafe { guests[1].memory.mmap_device(&cpu, at, len, rw, flags, device) }?;
     guests[1].run(&cpu, |guest| {
         let pixels = guest.access(&cpu, at + PAGE_SIZE + 8, Access::Write)?;
@@ -190,7 +194,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     assert_eq!(vm.machine().memory[FRAMES as usize + 1].0[1].load(Ordering::Relaxed), 0x00ff_7f00);
 
-    // A network card writes to pages of a guest, which stay where it writes. A snapshot has copies of them.
+    // A network card writes to pages of a guest, which stay where it writes. A snapshot has copies
+    // of them.
     let pins = guests[1].memory.pin(&cpu, 4 * PAGE_SIZE, 2 * PAGE_SIZE, true)?;
     let snapshot = guests[1].memory.fork(&cpu)?;
     let received = &vm.machine().memory[pins.frames()[1].0 as usize].0[0];

@@ -1,11 +1,11 @@
-//! An interpreter of a few RISC-V instructions, with two harts and a software TLB each: two threads of a program, and then
-//! the program and its forked child, which copy what they write.
+//! An interpreter of a few RISC-V instructions, with two harts and a software TLB each: two threads
+//! of a program, and then the program and its forked child, which copy what they write.
 //!
 //! `cargo run -p faultless --example harts`
 //!
-//! A hart is a thread of the host. Its MMU is [`Hart::translate`]: the TLB, then [`Space::walk`], then the page fault. What
-//! makes the TLB coherent is in the [`Machine`]: `invalidate` drops translations, and `interrupt` raises a line that a hart
-//! looks at before each instruction.
+//! A hart is a thread of the host. Its MMU is [`Hart::translate`]: the TLB, then [`Space::walk`],
+//! then the page fault. What makes the TLB coherent is in the [`Machine`]: `invalidate` drops
+//! translations, and `interrupt` raises a line that a hart looks at before each instruction.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,11 +69,14 @@ impl Board {
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions never change; frames are the elements of a vector, made of atomics, and nobody else's.
-// - A hart uses translations of the space that it runs alone. `invalidate` drops those in the range from its TLB, and a hart
-//   caches nothing else; it is called by the hart's own thread, so no walk is under way.
-// - A hart looks at its line before each instruction, and serves flushes if it is raised: with acquire, where it was raised with
-//   release. Between that look and the end of the instruction it uses one translation.
+// - CPUs and regions never change; frames are the elements of a vector, made of atomics, and nobody
+//   else's.
+// - A hart uses translations of the space that it runs alone. `invalidate` drops those in the range
+//   from its TLB, and a hart caches nothing else; it is called by the hart's own thread, so no walk
+//   is under way.
+// - A hart looks at its line before each instruction, and serves flushes if it is raised: with
+//   acquire, where it was raised with release. Between that look and the end of the instruction it
+//   uses one translation.
 // - Harts change entries through `Space::walk` alone.
 unsafe impl Machine for Board {
     type Predictor = Streams;
@@ -128,7 +131,8 @@ struct Hart<'a> {
 }
 
 impl<'a> Hart<'a> {
-    /// Runs the program at `pc` until its `ecall`, and returns register `a0` (`x10`), which was `a0` at the start.
+    /// Runs the program at `pc` until its `ecall`, and returns register `a0` (`x10`), which was
+    /// `a0` at the start.
     fn run(
         cpu: &Cpu<'_, Board>,
         space: &Space<Board>,
@@ -151,7 +155,8 @@ impl<'a> Hart<'a> {
         result
     }
 
-    /// Where `addr` leads for `access`: as the TLB says, or else as the tables say, perhaps after a page fault.
+    /// Where `addr` leads for `access`: as the TLB says, or else as the tables say, perhaps after a
+    /// page fault.
     fn translate(&self, addr: u64, access: Access) -> Result<&'a AtomicU64, FaultError> {
         let board = self.cpu.vm().machine();
         let state = &board.harts[self.cpu.id().index()];
@@ -269,7 +274,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!((one?, other?), (1000, 1000));
 
-    // A fork: both have the pages, until one of them stores. The parent runs on, while the child starts from the same words.
+    // A fork: both have the pages, until one of them stores. The parent runs on, while the child
+    // starts from the same words.
     let child = space.fork(&first)?;
     let start = Barrier::new(2);
     let (parents, childs) = thread::scope(|scope| {

@@ -1,9 +1,10 @@
-//! A complete machine: memory, and one CPU without a TLB. A program stores and loads on it, and faults.
+//! A complete machine: memory, and one CPU without a TLB. A program stores and loads on it, and
+//! faults.
 //!
 //! `cargo run -p faultless --example machine`
 //!
-//! What a kernel writes is in three places: the [`Machine`], the page-fault handler ([`Program::reach`]), and what it
-//! does with a space from its beginning to its end ([`main`]).
+//! What a kernel writes is in three places: the [`Machine`], the page-fault handler
+//! ([`Program::reach`]), and what it does with a space from its beginning to its end ([`main`]).
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,8 @@ use std::error::Error;
 /// 16 MiB.
 const FRAMES: u32 = 4096;
 
-/// The bytes of a frame. Programs on several CPUs may store to a word at the same time, so words are atomics.
+/// The bytes of a frame. Programs on several CPUs may store to a word at the same time, so words
+/// are atomics.
 #[repr(C, align(4096))]
 struct Frame([AtomicU64; PAGE_SIZE as usize / 8]);
 
@@ -37,11 +39,13 @@ impl Tiny {
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions never change, and the frames are the elements of a vector that nobody else has.
-// - `frame_bytes` is the address of such an element, which is a page, aligned as one, and made of atomics, so that it may
-//   be written through a shared reference.
+// - CPUs and regions never change, and the frames are the elements of a vector that nobody else
+//   has.
+// - `frame_bytes` is the address of such an element, which is a page, aligned as one, and made of
+//   atomics, so that it may be written through a shared reference.
 // - There is one CPU, and no TLB. So there is nothing to drop and nobody to interrupt.
-// - A program's accesses go through `Space::walk`, which sets the accessed and dirty bits as hardware does.
+// - A program's accesses go through `Space::walk`, which sets the accessed and dirty bits as
+//   hardware does.
 unsafe impl Machine for Tiny {
     type Predictor = Streams;
 
@@ -73,8 +77,8 @@ struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// The word at `addr`, which is aligned: the MMU walks the tables, and where they do not allow the access, the
-    /// page-fault handler asks the subsystem, and the access is tried again.
+    /// The word at `addr`, which is aligned: the MMU walks the tables, and where they do not allow
+    /// the access, the page-fault handler asks the subsystem, and the access is tried again.
     fn reach(&self, addr: u64, access: Access) -> Result<&'a AtomicU64, FaultError> {
         loop {
             if let Some(to) = self.space.walk(self.cpu, addr, access) {

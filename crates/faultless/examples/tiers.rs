@@ -1,9 +1,11 @@
-//! Memory in tiers: a machine with a fast and a slow node, and a swap area. A program uses more memory than there is, and some of it all the time.
+//! Memory in tiers: a machine with a fast and a slow node, and a swap area. A program uses more
+//! memory than there is, and some of it all the time.
 //!
 //! `cargo run -p faultless --example tiers`
 //!
-//! What a kernel adds to the machine of the example `machine` is in three places: [`Machine::node_cost`], which says which node is slow; the
-//! swap area, a [`BackingStore`] ([`Area`]); and what it does in the background ([`tend`]).
+//! What a kernel adds to the machine of the example `machine` is in three places:
+//! [`Machine::node_cost`], which says which node is slow; the swap area, a [`BackingStore`]
+//! ([`Area`]); and what it does in the background ([`tend`]).
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -90,7 +92,8 @@ impl BackingStore for Area {
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let (mut bytes, mut at) = (self.0.lock().unwrap(), run.offset() as usize);
         for (from, len) in run.memory() {
-            // SAFETY: valid for reads during the call. Pages of a swap area are no program's while they are written.
+            // SAFETY: valid for reads during the call. Pages of a swap area are no program's while
+            // they are written.
             let from = unsafe { slice::from_raw_parts(from, len) };
             bytes[at..at + len].copy_from_slice(from);
             at += len;

@@ -13,8 +13,8 @@ const PAGES: u64 = 3;
 
 type File = Shared<Object>;
 
-/// A machine of two CPUs, a file with a read-only store, and a space that maps the file. The limit is
-/// `limit` pages.
+/// A machine of two CPUs, a file with a read-only store, and a space that maps the file. The limit
+/// is `limit` pages.
 fn mapped(limit: u64) -> (World, File, Space) {
     let world = World::unwatched(2, FRAMES);
     world.vm.set(Setting::FileLimit(limit));

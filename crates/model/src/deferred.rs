@@ -1,26 +1,37 @@
-//! Deferred flushes: one page, two CPUs that run the program, one that ages the page, moves it, evicts it and writes to it, settlements and collections.
+//! Deferred flushes: one page, two CPUs that run the program, one that ages the page, moves it,
+//! evicts it and writes to it, settlements and collections.
 //!
-//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it allows that. Without one the MMU walks: it reads the entry, and sets its accessed bit, and
-//! fills the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the stamp of the space, and wait while its flush is
-//! pending; take the entry; commit one that allows stores. A page that was evicted is read from its store. The CPU leaves the space and comes back: it
-//! drops all translations, leaves the CPU set, and then notes the clock.
+//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it
+//! allows that. Without one the MMU walks: it reads the entry, and sets its accessed bit, and fills
+//! the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the
+//! stamp of the space, and wait while its flush is pending; take the entry; commit one that allows
+//! stores. A page that was evicted is read from its store. The CPU leaves the space and comes back:
+//! it drops all translations, leaves the CPU set, and then notes the clock.
 //!
-//! **The kernel's CPU** does one thing after the other, for some rounds, in any order: it moves the page to another frame, or evicts it, or takes stores away, or
-//! writes to it. To age it, it clears the accessed bit, and then notes the stamp after the clock's. To move or evict it, it takes the entry. If that is aged, was not used since,
-//! and all CPUs in the set have flushed since, nothing is flushed. If the entry allows stores, the translations are flushed: posted to all CPUs in the set, and
-//! awaited. Otherwise the flush is deferred: advance the clock; raise what each CPU in the set owes, one after the other; note the stamp for the space. Then the bytes are copied or
+//! **The kernel's CPU** does one thing after the other, for some rounds, in any order: it moves the
+//! page to another frame, or evicts it, or takes stores away, or writes to it. To age it, it clears
+//! the accessed bit, and then notes the stamp after the clock's. To move or evict it, it takes the
+//! entry. If that is aged, was not used since, and all CPUs in the set have flushed since, nothing
+//! is flushed. If the entry allows stores, the translations are flushed: posted to all CPUs in the
+//! set, and awaited. Otherwise the flush is deferred: advance the clock; raise what each CPU in the
+//! set owes, one after the other; note the stamp for the space. Then the bytes are copied or
 //! stored, the entry changes, and the old frame is free, or kept with its stamp.
 //!
-//! **A settlement** looks at one CPU after the other, posts a flush to those that owe one and run the space, awaits them, and raises what is
-//! paid. Frames whose stamps are paid are then free. It excludes deferrals while it looks.
+//! **A settlement** looks at one CPU after the other, posts a flush to those that owe one and run
+//! the space, awaits them, and raises what is paid. Frames whose stamps are paid are then free. It
+//! excludes deferrals while it looks.
 //!
-//! **A flush** is served between two instructions, or while a fault waits: read the clock and drop the translation; then note what was flushed, and answer. A CPU that flushes by
-//! itself advances the clock first. (So does one that is told to drop everything, which is left out.)
+//! **A flush** is served between two instructions, or while a fault waits: read the clock and drop
+//! the translation; then note what was flushed, and answer. A CPU that flushes by itself advances
+//! the clock first. (So does one that is told to drop everything, which is left out.)
 //!
-//! Stamps begin right below the end of their range. A frame that waits is in no list of the allocator, so there is no block to be split or merged that has a stamp, and none
-//! can be split between its taking and its flush: what gives frames back is a step here ([`Mutant::ReleaseLooksAtStamps`]).
+//! Stamps begin right below the end of their range. A frame that waits is in no list of the
+//! allocator, so there is no block to be split or merged that has a stamp, and none can be split
+//! between its taking and its flush: what gives frames back is a step here
+//! ([`Mutant::ReleaseLooksAtStamps`]).
 //!
-//! Left out: a second space, operations with claims, and every order of memory; the scenarios and the loom models have those.
+//! Left out: a second space, operations with claims, and every order of memory; the scenarios and
+//! the loom models have those.
 
 use faultless::Mutant;
 use stateright::{Model, Property};
@@ -117,7 +128,8 @@ pub enum Settlement {
     Looks(u8, [bool; RUNNING]),
     /// It waits for these, up to this stamp.
     Awaits([bool; RUNNING], Stamp),
-    /// There is none, but a collection: it has looked at so many CPUs, and all of them have flushed up to this stamp.
+    /// There is none, but a collection: it has looked at so many CPUs, and all of them have flushed
+    /// up to this stamp.
     Collects(u8, Stamp),
 }
 
@@ -296,7 +308,8 @@ impl Deferral {
         Some(())
     }
 
-    /// CPU `cpu`, which may hold translations for which a frame waits, or of a page that was aged, drops all.
+    /// CPU `cpu`, which may hold translations for which a frame waits, or of a page that was aged,
+    /// drops all.
     fn flush(state: &mut State, cpu: usize) -> Option<()> {
         let owes = state.flushed[cpu] < state.owes[cpu] && state.owes();
         let is_aged = state.aged.is_some_and(|stamp| state.flushed[cpu] < stamp);
@@ -578,7 +591,8 @@ impl Model for Deferral {
     fn init_states(&self) -> Vec<State> {
         let mut frames = [Owner::Free; FRAMES];
         frames[0] = Owner::Page;
-        // Each operation defers at most once, and each CPU flushes by itself for that, and for each time that the page is aged.
+        // Each operation defers at most once, and each CPU flushes by itself for that, and for each
+        // time that the page is aged.
         let flushes = if self.ages == 0 { 0 } else { (self.rounds + self.ages) * RUNNING as u8 };
         let stamp = Stamp::MAX - Stamp::from(self.rounds + flushes);
         vec![State {

@@ -1,22 +1,23 @@
 //! One page, one VMA, two CPUs that run the program and one that changes its mappings.
 //!
-//! **A program's CPU** loads from the page, again and again. Its TLB has the translation: the load goes to
-//! that frame. Otherwise the MMU walks: it reads the entry, and in a later step, which no interrupt can
-//! separate from the first on this CPU, fills the TLB and loads. An entry that is none is a fault:
-//! read the sequence; take a free frame; swap the entry from none to busy; look at the sequence again;
-//! commit or revert. Each of these is a step of its own.
+//! **A program's CPU** loads from the page, again and again. Its TLB has the translation: the load
+//! goes to that frame. Otherwise the MMU walks: it reads the entry, and in a later step, which no
+//! interrupt can separate from the first on this CPU, fills the TLB and loads. An entry that is
+//! none is a fault: read the sequence; take a free frame; swap the entry from none to busy; look at
+//! the sequence again; commit or revert. Each of these is a step of its own.
 //!
-//! **The writer** unmaps and maps again, for some rounds: it makes the sequence odd, which sits in its store
-//! buffer until it drains or the fence drains it; fences; waits while the entry is busy, and empties it;
-//! posts a flush to both CPUs; waits for both answers; frees the frame; takes a free frame for a
-//! purpose of its own; publishes the VMA of the next round, whose sequence is another even number.
+//! **The writer** unmaps and maps again, for some rounds: it makes the sequence odd, which sits in
+//! its store buffer until it drains or the fence drains it; fences; waits while the entry is busy,
+//! and empties it; posts a flush to both CPUs; waits for both answers; frees the frame; takes a
+//! free frame for a purpose of its own; publishes the VMA of the next round, whose sequence is
+//! another even number.
 //!
-//! **A flush** is served between two instructions of the program, or while its fault waits: drop the
-//! translation, then answer.
+//! **A flush** is served between two instructions of the program, or while its fault waits: drop
+//! the translation, then answer.
 //!
-//! Left out: hardware's bits (present entries change by compare-and-swap in the code, and no step here
-//! depends on them), upper tables, and every order of memory but the store buffer's. The loom models have
-//! those.
+//! Left out: hardware's bits (present entries change by compare-and-swap in the code, and no step
+//! here depends on them), upper tables, and every order of memory but the store buffer's. The loom
+//! models have those.
 
 use faultless::Mutant;
 use stateright::{Model, Property};
@@ -66,7 +67,8 @@ pub enum At {
     Fault(u8),
     /// It has a frame, too.
     Ready(u8, Frame),
-    /// It looked at the sequence before it took the entry, which only a fault without its barrier does.
+    /// It looked at the sequence before it took the entry, which only a fault without its barrier
+    /// does.
     LookedEarly(bool, Frame),
     /// The entry is busy, and its.
     Held(u8, Frame),

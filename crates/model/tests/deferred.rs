@@ -1,5 +1,5 @@
-//! Every state that two CPUs of a program, one that moves and evicts its page, and settlements can reach; and for each line that deferred
-//! flushes rest on, that a law breaks without it.
+//! Every state that two CPUs of a program, one that moves and evicts its page, and settlements can
+//! reach; and for each line that deferred flushes rest on, that a law breaks without it.
 //!
 //! `cargo test --release -p faultless-model`
 
@@ -8,7 +8,8 @@ mod common;
 use faultless::Mutant;
 use faultless_model::deferred::Deferral;
 
-/// Operations of the kernel, and how often it ages the page before: all states of more of both are too many.
+/// Operations of the kernel, and how often it ages the page before: all states of more of both are
+/// too many.
 const ROUNDS: [(u8, u8); 2] = [(2, 0), (1, 1)];
 /// Stores of the program.
 const STORES: u8 = 2;

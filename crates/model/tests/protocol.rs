@@ -1,5 +1,5 @@
-//! Every state that three CPUs can reach; and for each line that the machine rests on, that a law breaks
-//! without it.
+//! Every state that three CPUs can reach; and for each line that the machine rests on, that a law
+//! breaks without it.
 //!
 //! `cargo test --release -p faultless-model`
 
@@ -8,7 +8,8 @@ mod common;
 use faultless::Mutant;
 use faultless_model::protocol::Protocol;
 
-/// Rounds of unmapping: what a round leaves behind meets the next one, and what that leaves the last.
+/// Rounds of unmapping: what a round leaves behind meets the next one, and what that leaves the
+/// last.
 const ROUNDS: u8 = 3;
 
 fn model(lost: Option<Mutant>) -> Protocol {

@@ -28,7 +28,7 @@ use std::sync::Arc;
 const ROUND: u64 = 1000;
 /// The number of operations, which take 5 to 50 seconds, mainly the host's disk time for synced
 /// data.
-const OPERATIONS: u64 = 100_000;
+const OPERATIONS: u64 = 30_000;
 /// One of this many rounds has a file with huge text, which costs as much as several others.
 const TEXT_SELDOM: u64 = 16;
 /// The number of operations printed for a failure.

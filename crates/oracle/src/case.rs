@@ -10,8 +10,9 @@
 //! madvise p3 5p 4
 //! ```
 //!
-//! `p3` is the window's page 3, `p3+1000` 1000 bytes further, `5p` five pages; other addresses and lengths
-//! are bytes, in hexadecimal with `0x`. Flags are names or numbers, joined by `|`; `none` is 0.
+//! `p3` is the window's page 3, `p3+1000` 1000 bytes further, `5p` five pages; other addresses and
+//! lengths are bytes, in hexadecimal with `0x`. Flags are names or numbers, joined by `|`; `none`
+//! is 0.
 
 use crate::op::{OBJECTS, Op, PAGE, WINDOW, page};
 use faultless::Setting;

@@ -1,5 +1,5 @@
-//! Where the subsystem differs from Linux on purpose, each with its reason. Whatever differs and is not
-//! here is a fault of the subsystem.
+//! Where the subsystem differs from Linux on purpose, each with its reason. Whatever differs and is
+//! not here is a fault of the subsystem.
 
 use crate::op::{Op, PAGE, WINDOW};
 use crate::seen::{Area, Outcome, Seen};
@@ -104,14 +104,14 @@ fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
     resident_but(context, |linux, area| linux && area.object != 0)
 }
 
-/// Where pages are said to be there by the subsystem only, they are private anonymous; with pages that it
-/// does not have, as above.
+/// Where pages are said to be there by the subsystem only, they are private anonymous; with pages
+/// that it does not have, as above.
 fn some_were_mapped_ahead(context: &Context<'_>) -> bool {
     context.ahead && resident_but(context, |linux, area| linux == (area.object != 0))
 }
 
-/// Both tell which pages are there, and where they differ it `may` be so: whether Linux has the page, and
-/// in which area.
+/// Both tell which pages are there, and where they differ it `may` be so: whether Linux has the
+/// page, and in which area.
 fn resident_but(context: &Context<'_>, may: fn(bool, &Area) -> bool) -> bool {
     let (Outcome::Resident(errno, linux), Outcome::Resident(same_errno, ours)) =
         (&context.linux.outcome, &context.ours.outcome)

@@ -1,5 +1,5 @@
-//! Random cases. Ranges often begin and end where earlier ones did, so that VMAs are split, merged, moved
-//! onto each other and grown into each other; now and then an argument is wrong.
+//! Random cases. Ranges often begin and end where earlier ones did, so that VMAs are split, merged,
+//! moved onto each other and grown into each other; now and then an argument is wrong.
 
 use crate::case::Case;
 use crate::op::{FETCH, OBJECTS, Op, PAGE, PAGES, PROCESSES, SLOTS, page};
@@ -147,8 +147,8 @@ impl Generator {
         ])
     }
 
-    /// `len`, or now and then another number of bytes in the last page, or none, or too many for any
-    /// place: but never so many that they could reach this program's own memory.
+    /// `len`, or now and then another number of bytes in the last page, or none, or too many for
+    /// any place: but never so many that they could reach this program's own memory.
     fn wrong_len(&mut self, len: u64) -> u64 {
         if !self.one_in(30) {
             return len;

@@ -101,10 +101,11 @@ fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
     Ok(failed == 0)
 }
 
-/// Writes a case that fails to a file, shrinks it, and writes what is left to another. What is to be told
-/// of it.
+/// Writes a case that fails to a file, shrinks it, and writes what is left to another. What is to
+/// be told of it.
 ///
-/// The whole case comes first: one that fails now and then may pass as soon as anything about it changes.
+/// The whole case comes first: one that fails now and then may pass as soon as anything about it
+/// changes.
 fn report(
     oracle: &mut Oracle,
     (case, first): (&Case, &Failure),

@@ -1,14 +1,14 @@
 //! What a case is made of: operations on a window of pages, in Linux's own numbers.
 //!
-//! Every operation is made of raw numbers, so that a case can ask for anything that a program could ask
-//! for, however wrong. Which process an operation runs in is part of the case: see [`Roster`].
+//! Every operation is made of raw numbers, so that a case can ask for anything that a program could
+//! ask for, however wrong. Which process an operation runs in is part of the case: see [`Roster`].
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 /// Pages that operations begin in.
 pub const PAGES: u64 = 64;
-/// The window's first address. Its middle is where one top-level entry of the page tables ends and the
-/// next begins, so moves within it cross tables of every level.
+/// The window's first address. Its middle is where one top-level entry of the page tables ends and
+/// the next begins, so moves within it cross tables of every level.
 pub const WINDOW: u64 = 0x2000_0000_0000 - PAGES / 2 * PAGE;
 /// Pages that are looked at: operations may reach beyond the window.
 pub const SEEN_PAGES: u64 = PAGES + 32;
@@ -16,8 +16,8 @@ pub const SEEN_PAGES: u64 = PAGES + 32;
 pub const NEAR: std::ops::Range<u64> = WINDOW - (1 << 26)..WINDOW + (1 << 26);
 /// The most processes of a case.
 pub const PROCESSES: usize = 4;
-/// Objects (files in memory) of a case. The last is mapped through a descriptor that was not opened for
-/// writing.
+/// Objects (files in memory) of a case. The last is mapped through a descriptor that was not opened
+/// for writing.
 pub const OBJECTS: usize = 3;
 /// Pages that an object has at first.
 pub const OBJECT_PAGES: u64 = 8;
@@ -147,9 +147,9 @@ pub enum Op {
     },
 }
 
-/// Which processes live, and which runs: it follows from the operations alone. An operation that makes no
-/// sense (a switch to a process that is not there, a fork too many) does nothing, so any part of a case is
-/// a case.
+/// Which processes live, and which runs: it follows from the operations alone. An operation that
+/// makes no sense (a switch to a process that is not there, a fork too many) does nothing, so any
+/// part of a case is a case.
 #[derive(Clone, Debug)]
 pub struct Roster {
     live: Vec<usize>,

@@ -1,6 +1,6 @@
-//! The subsystem on its native machine, with what a kernel adds around it: descriptors (here: which object
-//! is mapped, and whether it may be written), `ftruncate` that revokes what is mapped, and numbers turned
-//! into the subsystem's types.
+//! The subsystem on its native machine, with what a kernel adds around it: descriptors (here: which
+//! object is mapped, and whether it may be written), `ftruncate` that revokes what is mapped, and
+//! numbers turned into the subsystem's types.
 //!
 //! A process keeps its CPU, and so its TLB, for as long as it runs. The machine checks every access
 //! against law 1, and the books are audited when a case ends.

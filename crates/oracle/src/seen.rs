@@ -3,8 +3,8 @@
 use crate::op::NEAR;
 use std::fmt;
 
-/// An `mmap` or `mremap` answered with an address far from the window: a free choice, not compared. What
-/// is there is unmapped at once.
+/// An `mmap` or `mremap` answered with an address far from the window: a free choice, not compared.
+/// What is there is unmapped at once.
 pub const ELSEWHERE: u64 = 1;
 
 /// A signal: its number and its code (`SEGV_MAPERR` and so on).

@@ -1,5 +1,5 @@
-//! The least case that still fails: operations are left out, in ever smaller pieces, and then those that
-//! stay are made plainer.
+//! The least case that still fails: operations are left out, in ever smaller pieces, and then those
+//! that stay are made plainer.
 
 use crate::case::Case;
 use crate::op::{Op, PAGE, WINDOW};

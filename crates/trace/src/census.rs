@@ -42,8 +42,8 @@ pub struct Census {
     /// Faults on files and on pages of shared memory touched earlier by another process, with
     /// fault-around.
     pub file: u64,
-    /// First touches of pages of shared anonymous memory, System V's segments and memfd: each zeroes
-    /// a page.
+    /// First touches of pages of shared anonymous memory, System V's segments and memfd: each
+    /// zeroes a page.
     pub shared: u64,
     /// Allocated huge pages of shared memory: 0 as recorded, because recordings have none.
     pub shared_folios: u64,

@@ -47,13 +47,14 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Returns the resident bytes of the process, without pages of files: the program's own text becomes resident at
-    /// any time.
+    /// Returns the resident bytes of the process, without pages of files: the program's own text
+    /// becomes resident at any time.
     fn resident() -> usize {
         let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
         let pages: Vec<usize> =
             statm.split(' ').map_while(|field| field.trim().parse().ok()).collect();
-        // The second number is the resident pages, the third the resident pages of files and of shared memory.
+        // The second number is the resident pages, the third the resident pages of files and of
+        // shared memory.
         (pages[1] - pages[2]) * 4096
     }
 

@@ -240,8 +240,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 }
 
-/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a store. Returns the page's entry in the object
-/// where another CPU has that for a moment: then the page is not marked.
+/// Marks the page behind `seen`, an entry that the fault holds, dirty if it is of a file with a
+/// store. Returns the page's entry in the object where another CPU has that for a moment: then the
+/// page is not marked.
 #[inline(never)]
 fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option<&'a AtomicU64> {
     let area = &attempt.vma.area;
@@ -254,8 +255,8 @@ fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option
         return (now.is_locked() || is_it).then_some(name);
     }
     match Object::try_mark_dirty(name, seen.frame()) {
-        // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on as through an entry that was
-        // writable before.
+        // It was cut off. Until the mapping is revoked, which may be this CPU's to do, stores go on
+        // as through an entry that was writable before.
         Mark::Done | Mark::Left => None,
         Mark::Busy => Some(name),
     }

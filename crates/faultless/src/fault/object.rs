@@ -211,8 +211,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     }
 }
 
-/// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping that allows stores. If it cannot be
-/// marked there is no such mapping: the reference taken for it goes back.
+/// Marks the page of a file with a store dirty, whose entry `name` named `frame`, for a mapping
+/// that allows stores. If it cannot be marked there is no such mapping: the reference taken for it
+/// goes back.
 #[cold]
 #[inline(never)]
 fn note_store<M: Machine>(

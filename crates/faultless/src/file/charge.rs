@@ -97,9 +97,9 @@ impl Object {
         Ok(())
     }
 
-    /// Marks the page that `slot`, an entry of the object, names dirty, and charges the page, if the
-    /// object is charged and has a store. The caller holds no entry, and is about to store to the
-    /// page.
+    /// Marks the page that `slot`, an entry of the object, names dirty, and charges the page, if
+    /// the object is charged and has a store. The caller holds no entry, and is about to store to
+    /// the page.
     ///
     /// # Errors
     /// [`NoPage::Full`]: the page is clean, and stays clean.
@@ -117,7 +117,8 @@ impl Object {
         }
     }
 
-    /// As [`charge_store`](Self::charge_store), whatever the limit: the kernel must store to the page.
+    /// As [`charge_store`](Self::charge_store), whatever the limit: the kernel must store to the
+    /// page.
     pub(super) fn charge_always<M: Machine>(&self, cpu: &Cpu<'_, M>, slot: &AtomicU64) {
         if self.charged && self.is_stored() {
             // It cannot fail.
@@ -126,8 +127,8 @@ impl Object {
     }
 
     /// Returns whether the page in `frame` could become dirty without a charge: the page that was
-    /// charged has left the entry `name` since [`charge_store`](Self::charge_store). The caller has a
-    /// reference to the frame. No page of a read-only store becomes clean again.
+    /// charged has left the entry `name` since [`charge_store`](Self::charge_store). The caller has
+    /// a reference to the frame. No page of a read-only store becomes clean again.
     pub(crate) fn lacks_charge(&self, name: &AtomicU64, frame: FrameNumber) -> bool {
         if !self.charged || lost(Mutant::StoreLooksAtCharge) {
             return false;
@@ -155,8 +156,8 @@ pub(super) fn take_out<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, charges: 
     }
 }
 
-/// Marks the page of `slot`, an entry of a charged object with a store, dirty, and charges the page,
-/// unless the page is dirty or has left. If another CPU has the entry, it waits.
+/// Marks the page of `slot`, an entry of a charged object with a store, dirty, and charges the
+/// page, unless the page is dirty or has left. If another CPU has the entry, it waits.
 ///
 /// # Errors
 /// [`NoPage::Full`]: `limit` pages are charged.

@@ -78,7 +78,8 @@ impl Shared<Object> {
                 held.revert();
                 return Ok(0);
             }
-            // While the entry is busy: programs may still see the page as it was before it was evicted.
+            // While the entry is busy: programs may still see the page as it was before it was
+            // evicted.
             if !lost(Mutant::OverwriteSettles) {
                 cpu.settle(&self.pending);
             }

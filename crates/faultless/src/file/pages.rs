@@ -35,7 +35,8 @@ impl Object {
         let charges = Charges::of(self.charged, self.is_stored());
         // SAFETY: the object's tables are unlinked only in `end`, when no share is left.
         unsafe { Self::free_below(cpu, self.top(), range, charges) };
-        // Programs may still see pages that were evicted, and are not to be revoked: nothing maps them.
+        // Programs may still see pages that were evicted, and are not to be revoked: nothing maps
+        // them.
         if !lost(Mutant::CutSettles) {
             cpu.settle(&self.pending);
         }
@@ -459,8 +460,9 @@ impl Object {
     }
 }
 
-/// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if the
-/// kernel's closure panics after a part. A page of a charged object is dirty already, or has left.
+/// The kernel stores to a page of an object with a store. The drop marks the page dirty, also if
+/// the kernel's closure panics after a part. A page of a charged object is dirty already, or has
+/// left.
 struct StoredTo<'a, 'v, M: Machine> {
     cpu: &'a Cpu<'v, M>,
     object: &'a Object,

@@ -1,8 +1,9 @@
 //! The step of a writer that owns the space: in place.
 //!
-//! No other CPU reads the space meanwhile ([`owner`](crate::sync::owner)). So the step write-locks no VMA, and publishes no
-//! version. A VMA that loses its head or tail, or merges with the new range, stays in the tree, and its bounds move. Only a split in
-//! two, or a new range that merges with no neighbour, needs a new VMA. Allocations come first, since they can fail. The tree then
+//! No other CPU reads the space meanwhile ([`owner`](crate::sync::owner)). So the step write-locks
+//! no VMA, and publishes no version. A VMA that loses its head or tail, or merges with the new
+//! range, stays in the tree, and its bounds move. Only a split in two, or a new range that merges
+//! with no neighbour, needs a new VMA. Allocations come first, since they can fail. The tree then
 //! takes the complete change or nothing; and bounds move last.
 
 use super::made::{Made, State, make_vma};
@@ -26,21 +27,24 @@ pub(super) struct Alone<'w, 'a, 'v, M: Machine> {
 /// The VMAs in a range, and beside it.
 #[derive(Default)]
 struct Found<'w> {
-    /// The VMA that starts below the range, and the one that ends above it: each overlaps or touches it. Both may be the same.
+    /// The VMA that starts below the range, and the one that ends above it: each overlaps or
+    /// touches it. Both may be the same.
     below: Option<&'w Vma>,
     above: Option<&'w Vma>,
     /// How many VMAs are inside.
     inside: usize,
 }
 
-/// A change of the tree. Of the entries of a spot, `removed` go, which follow the one below the range if there is one.
+/// A change of the tree. Of the entries of a spot, `removed` go, which follow the one below the
+/// range if there is one.
 #[derive(Clone, Copy)]
 struct Change<'w> {
     /// All entries that change are in here, but for the VMAs that stay.
     range: VirtRange,
     below: bool,
     removed: usize,
-    /// The VMA that stays below, and where it ends from now on; the one that stays above, and where it starts.
+    /// The VMA that stays below, and where it ends from now on; the one that stays above, and where
+    /// it starts.
     low: Option<(&'w Vma, u64)>,
     high: Option<(&'w Vma, u64)>,
     /// New VMAs between these.
@@ -219,7 +223,8 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let mut at = usize::from(below);
         let needed = at + removed + usize::from(high.is_some());
         let added = new.iter().flatten().count();
-        // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer uses its own ones.
+        // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer
+        // uses its own ones.
         if let Some(mut leaf) = unsafe { spot.amend(needed, removed, added) } {
             leaf.remove(at, removed, |entry| self.goes(entry, &mut old));
             if let Some((vma, end)) = low {
@@ -244,7 +249,8 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Makes the next version of the tree, where the change needs nodes. Returns the VMAs that it removes.
+    /// Makes the next version of the tree, where the change needs nodes. Returns the VMAs that it
+    /// removes.
     #[inline(never)]
     fn rebuild(&self, change: Change<'_>) -> Result<RetireChain, OutOfMemory> {
         let cpu = self.writing.cpu;
@@ -282,12 +288,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     #[inline(always)]
     fn goes(&self, entry: Entry<Vma>, old: &mut RetireChain) {
         self.writing.cpu.state().hint.forget_vma(entry.value.as_ptr());
-        // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner uses it.
+        // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the
+        // owner uses it.
         unsafe { old.append(entry.value.cast::<RetireLink>()) };
     }
 }
 
-/// What is in `range`, and beside it. `spot` begins with the first entry that ends at its start, or above.
+/// What is in `range`, and beside it. `spot` begins with the first entry that ends at its start, or
+/// above.
 #[inline(always)]
 fn find<'w>(spot: &Spot<'w, Vma>, range: VirtRange) -> Found<'w> {
     let mut found = Found::default();

@@ -1,4 +1,5 @@
-//! The step of a writer in a shared space: it builds the next version of the tree, or of one shard of it, and publishes it.
+//! The step of a writer in a shared space: it builds the next version of the tree, or of one shard
+//! of it, and publishes it.
 //!
 //! See [`step`](super::step) for the protocol.
 
@@ -33,9 +34,11 @@ pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     replaced: usize,
     /// The VMAs that the writer will have under change.
     changing: UnderChange,
-    /// Between which neighbours, named by the start of the upper one, a deferred merge no longer takes place.
+    /// Between which neighbours, named by the start of the upper one, a deferred merge no longer
+    /// takes place.
     separated: [Option<u64>; 4],
-    /// The start of a VMA that must merge with a neighbour, with which its merge was deferred, before it is cut.
+    /// The start of a VMA that must merge with a neighbour, with which its merge was deferred,
+    /// before it is cut.
     unmerged: Option<u64>,
     /// How many VMAs a space may have.
     most: u64,
@@ -83,8 +86,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.edit.view()
     }
 
-    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets another one. `range` must be
-    /// claimed, and must be replaced next.
+    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets
+    /// another one. `range` must be claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
@@ -131,8 +134,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
     }
 
-    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under change, with adjacent VMAs
-    /// with which its merge was deferred. No page changes its area by that, so `range` need not be claimed.
+    /// Merges the VMA that has exactly `range`, if there is one and no other writer has it under
+    /// change, with adjacent VMAs with which its merge was deferred. No page changes its area by
+    /// that, so `range` need not be claimed.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -147,7 +151,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.replace_anywhere(range, Some(Piece { area, root }), State::Unlocked, whole)
     }
 
-    /// [`replace`](Self::replace) of any range. If `range` is exactly the VMA `whole`, it merges where its merge was deferred.
+    /// [`replace`](Self::replace) of any range. If `range` is exactly the VMA `whole`, it merges
+    /// where its merge was deferred.
     fn replace_anywhere(
         &mut self,
         range: VirtRange,
@@ -157,7 +162,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     ) -> Result<(), Refused> {
         let state = if lost(Mutant::ChangesStopped) { State::Unlocked } else { state };
         let mut merges = state == State::Unlocked || !self.writing.has_company();
-        // The VMAs that extend beyond either end, or are adjacent and can merge with `piece`; and all that can merge with it.
+        // The VMAs that extend beyond either end, or are adjacent and can merge with `piece`; and
+        // all that can merge with it.
         let (mut below, mut above) = (None, None);
         let (mut alike_below, mut alike_above) = (None, None);
         // Whether a merge with the VMA at either end was deferred.
@@ -197,7 +203,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                         // These never merge.
                         continue;
                     }
-                    // The writer that finishes it merges all VMAs that can merge then, in address order.
+                    // The writer that finishes it merges all VMAs that can merge then, in address
+                    // order.
                     merges = false;
                 }
             }
@@ -229,7 +236,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let (mut lower, mut upper) = (None, None);
         let mut later = whole.map_or([false; 2], |whole| whole.merges.get());
         if let Some(piece) = &mut piece {
-            // A VMA that merges later takes the anon_vma now: its neighbours may have been removed by then.
+            // A VMA that merges later takes the anon_vma now: its neighbours may have been removed
+            // by then.
             let adopt = merges || !lost(Mutant::RootAdopted);
             let alike = [alike_below, alike_above];
             let merge_later = |vma: &&Vma| !merges || vma.merges.get() != [false; 2];
@@ -282,8 +290,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(taken, first)
     }
 
-    /// Records whether a merge of the VMAs that meet at `at` was deferred, and does not take place: the two are alike no more. If they
-    /// become alike later, they stay two, as after a split. Else the VMA that is under change would still record that they merge.
+    /// Records whether a merge of the VMAs that meet at `at` was deferred, and does not take place:
+    /// the two are alike no more. If they become alike later, they stay two, as after a split. Else
+    /// the VMA that is under change would still record that they merge.
     #[inline(always)]
     fn separate(&mut self, at: u64, separates: bool) {
         let known = self.separated.iter_mut().find(|known| **known == Some(at));
@@ -300,8 +309,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         }
     }
 
-    /// Splits off the part of a VMA that lies `outside` of `range`, if the VMA overlaps `range`. Returns the range
-    /// taken besides `range`.
+    /// Splits off the part of a VMA that lies `outside` of `range`, if the VMA overlaps `range`.
+    /// Returns the range taken besides `range`.
     #[inline(always)]
     fn keep_rest(
         &mut self,
@@ -329,8 +338,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(range)
     }
 
-    /// Makes a VMA, which must be put into the tree next. `merges`: with which neighbours, below and above, it merges later. If
-    /// it is write-locked it is under change.
+    /// Makes a VMA, which must be put into the tree next. `merges`: with which neighbours, below
+    /// and above, it merges later. If it is write-locked it is under change.
     #[inline(always)]
     fn make(
         &mut self,
@@ -359,7 +368,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(())
     }
 
-    /// Replaces the VMA at `stack` by one that extends down to `addr`; nothing may be mapped between. It merges with no VMA.
+    /// Replaces the VMA at `stack` by one that extends down to `addr`; nothing may be mapped
+    /// between. It merges with no VMA.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -367,7 +377,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let gap = VirtRange::new(addr, stack);
         let (entry, (_, sealed)) = (self.edit.own().at(stack), self.take(VirtRange::page(stack))?);
         let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
-        // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it merges later.
+        // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it
+        // merges later.
         let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
         let root = root.map_or_else(|| AnonVma::try_new(false), Ok)?;
         let range = VirtRange::new(addr, own.range.end);
@@ -378,8 +389,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(range, first)
     }
 
-    /// Replaces the VMA that has exactly the range of `area` by one of `area`, which is write-locked, and merges only where its
-    /// merge was deferred.
+    /// Replaces the VMA that has exactly the range of `area` by one of `area`, which is
+    /// write-locked, and merges only where its merge was deferred.
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
@@ -393,8 +404,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.put(range, first)
     }
 
-    /// Replaces all VMAs that overlap `taken` by those made since there were `first`. The replaced VMAs must lie
-    /// inside `taken`, and must be write-locked.
+    /// Replaces all VMAs that overlap `taken` by those made since there were `first`. The replaced
+    /// VMAs must lie inside `taken`, and must be write-locked.
     #[inline(always)]
     fn put(&mut self, taken: VirtRange, first: usize) -> Result<(), Refused> {
         let no_entry = Entry { start: 0, end: 0, value: NonNull::dangling() };
@@ -417,8 +428,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                     return;
                 }
             }
-            // SAFETY: a link is the first field of a VMA. The VMA lives until it is retired, and its link is used only by the holder of the
-            // lock of the tree, or of the shard that has the VMA (whole entries).
+            // SAFETY: a link is the first field of a VMA. The VMA lives until it is retired, and
+            // its link is used only by the holder of the lock of the tree, or of the shard that has
+            // the VMA (whole entries).
             unsafe { old.append(entry.value.cast::<RetireLink>()) };
         })?;
         self.replaced += 1;
@@ -436,8 +448,8 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         Ok(())
     }
 
-    /// [`check_count`](Self::check_count) of the VMAs after all deferred merges: the count that either sequential order of the
-    /// concurrent operations gives.
+    /// [`check_count`](Self::check_count) of the VMAs after all deferred merges: the count that
+    /// either sequential order of the concurrent operations gives.
     #[cold]
     fn check_merged(&self) -> Result<(), Refused> {
         let merged = |view: View<'_, Vma>| {
@@ -474,13 +486,13 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
         }
         // The tree owns them now.
         core::mem::forget(made);
-        // SAFETY: the published version does not have the old VMAs. This step removed them, under the lock of the tree or of the shard that
-        // had them, so they are retired once.
+        // SAFETY: the published version does not have the old VMAs. This step removed them, under
+        // the lock of the tree or of the shard that had them, so they are retired once.
         unsafe { edit.publish_retiring(old) };
     }
 
-    /// Unlocks the VMAs that this step write-locked. The lock of the tree or shard is still held: a VMA in a hull with an odd sequence was
-    /// write-locked here.
+    /// Unlocks the VMAs that this step write-locked. The lock of the tree or shard is still held: a
+    /// VMA in a hull with an odd sequence was write-locked here.
     pub(super) fn undo(self) {
         let Self { writing, hulls, .. } = &self;
         for hull in hulls {
@@ -493,8 +505,9 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
     }
 }
 
-/// When and where a tree is parted. VMAs whose merge is deferred stay in one shard, so that one step can merge them. VMAs over one
-/// last-level table stay in one shard, too: of the steps that unmap them, the last sees that nothing is left, and unlinks the table.
+/// When and where a tree is parted. VMAs whose merge is deferred stay in one shard, so that one
+/// step can merge them. VMAs over one last-level table stay in one shard, too: of the steps that
+/// unmap them, the last sees that nothing is left, and unlinks the table.
 fn parting(after: u32, most: u64) -> Parting<'static, Vma> {
     let may = &|low, high| !vma(low).merges.above() && !vma(high).merges.below();
     Parting { after, align: TABLE_ALIGN, most, may }
@@ -521,7 +534,8 @@ impl<M: Machine> super::Space<M> {
     }
 }
 
-/// Takes back that the VMAs of `view` that meet at `at` merge later. The caller holds the lock of the tree, or of the shard with both.
+/// Takes back that the VMAs of `view` that meet at `at` merge later. The caller holds the lock of
+/// the tree, or of the shard with both.
 #[cold]
 fn forget_merge(view: View<'_, Vma>, at: u64) {
     let near = |addr| view.at(addr).map(vma);
@@ -534,7 +548,8 @@ fn forget_merge(view: View<'_, Vma>, at: u64) {
     }
 }
 
-/// Whether a neighbour that is not under change merges later with what a cut leaves of `vma` at its low or high end.
+/// Whether a neighbour that is not under change merges later with what a cut leaves of `vma` at its
+/// low or high end.
 #[inline(always)]
 fn is_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
     let [below, above] = vma.merges.get();
@@ -554,8 +569,8 @@ fn has_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
 
 /// The VMA of `entry` in the next version of a tree, which is built in `'w`.
 fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
-    // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made by the step, which
-    // frees it only once it is replaced, and uses no reference to it then.
+    // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made
+    // by the step, which frees it only once it is replaced, and uses no reference to it then.
     unsafe { entry.value.as_ref() }
 }
 
@@ -569,8 +584,8 @@ fn is_busy<M: Machine>(
     vma(entry).sequence.read().is_none() && is_of_others(writing, made, hull, entry)
 }
 
-/// Whether another writer has write-locked the VMA of `entry`, which is write-locked: not this writer, and not its step, which has
-/// write-locked those in `hull`.
+/// Whether another writer has write-locked the VMA of `entry`, which is write-locked: not this
+/// writer, and not its step, which has write-locked those in `hull`.
 fn is_of_others<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,
@@ -583,7 +598,8 @@ fn is_of_others<M: Machine>(
         && !lost(Mutant::BusyIsLeft)
 }
 
-/// Write-locks the VMA of `entry`, unless it is write-locked already. [`Sequence::writer_fence`] must follow.
+/// Write-locks the VMA of `entry`, unless it is write-locked already. [`Sequence::writer_fence`]
+/// must follow.
 fn write_lock<M: Machine>(
     writing: &Writing<'_, '_, M>,
     made: &Made,

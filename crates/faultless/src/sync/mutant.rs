@@ -196,8 +196,8 @@ pub enum Mutant {
     /// A store charges a page of a read-only store while it holds the page's entry. Of two first
     /// stores to the last page that the limit allows, one fails.
     ChargeHoldsEntry,
-    /// A store that has charged a page checks that the page is still in its entry. A new page becomes
-    /// dirty without a charge.
+    /// A store that has charged a page checks that the page is still in its entry. A new page
+    /// becomes dirty without a charge.
     StoreLooksAtCharge,
     /// Pages with a failed writeback stay dirty. Otherwise, the stored bytes are lost when the
     /// pages are dropped.

@@ -1,14 +1,18 @@
 //! Ownership: the only CPU that uses a structure may change it in place.
 //!
-//! A structure that many CPUs read without a lock is changed by versions: copied, published, and freed after a grace period.
-//! Its writers exclude each other by claims. While only one CPU uses it, neither is needed. So it has an *owner* then:
+//! A structure that many CPUs read without a lock is changed by versions: copied, published, and
+//! freed after a grace period. Its writers exclude each other by claims. While only one CPU uses
+//! it, neither is needed. So it has an *owner* then:
 //!
-//! - The owner [holds](Owner::hold) it, changes it in place, and releases it. It needs no other lock.
-//! - Every other CPU uses it in grace sections, and begins each section by making it [shared](Owner::share), if it is not:
-//!   by one compare-and-swap if the owner does not hold it, else by waiting until the owner releases it. From then on all CPUs make
-//!   versions, the previous owner too. What that CPU is reading at that moment is a version like any other.
-//! - A CPU [becomes the owner](Owner::try_take) by a try: it writes *tried* into the word, and then checks whether any other
-//!   CPU is in a section, or holds a lock of the structure. Only if none does, it becomes the owner.
+//! - The owner [holds](Owner::hold) it, changes it in place, and releases it. It needs no other
+//!   lock.
+//! - Every other CPU uses it in grace sections, and begins each section by making it
+//!   [shared](Owner::share), if it is not: by one compare-and-swap if the owner does not hold it,
+//!   else by waiting until the owner releases it. From then on all CPUs make versions, the previous
+//!   owner too. What that CPU is reading at that moment is a version like any other.
+//! - A CPU [becomes the owner](Owner::try_take) by a try: it writes *tried* into the word, and then
+//!   checks whether any other CPU is in a section, or holds a lock of the structure. Only if none
+//!   does, it becomes the owner.
 //!
 //! ```text
 //! CPU that tries                          another CPU
@@ -17,12 +21,13 @@
 //!   marks: any CPU in a section?            word: shared?
 //! ```
 //!
-//! Each stores to one location and then loads the other. So either the try fails, or the other CPU finds that the word is not
-//! *shared*, and makes it so, which ends the try, or the ownership that resulted. The same holds for a CPU that takes a
-//! lock instead of a section: it opens a section before it reads the word.
+//! Each stores to one location and then loads the other. So either the try fails, or the other CPU
+//! finds that the word is not *shared*, and makes it so, which ends the try, or the ownership that
+//! resulted. The same holds for a CPU that takes a lock instead of a section: it opens a section
+//! before it reads the word.
 //!
-//! A CPU may also try to take over from an owner. Then it checks only for that owner, since any other CPU would
-//! have made the structure shared.
+//! A CPU may also try to take over from an owner. Then it checks only for that owner, since any
+//! other CPU would have made the structure shared.
 
 use super::atomic::{AtomicU32, Ordering, fence};
 use super::grace::{Grace, Section};
@@ -88,7 +93,8 @@ impl Owner {
         self.0.load(Ordering::Relaxed) & AWAITED != 0
     }
 
-    /// Holds it, if `cpu`, which waits as `by` does, owns it: until the guard is dropped, no other CPU uses it.
+    /// Holds it, if `cpu`, which waits as `by` does, owns it: until the guard is dropped, no other
+    /// CPU uses it.
     #[inline(always)]
     pub fn hold<'a>(&'a self, cpu: CpuId, by: &'a (impl Wait + ?Sized)) -> Option<Holding<'a>> {
         let (owned, held) = (word(cpu, OWNED), word(cpu, HELD));
@@ -98,7 +104,8 @@ impl Owner {
         holds.then(|| Holding { owner: self, held, _mark: order::hold::<OwnedSpace>(by) })
     }
 
-    /// Makes it shared unless `cpu` owns it. No other CPU changes it in place as long as the section is open.
+    /// Makes it shared unless `cpu` owns it. No other CPU changes it in place as long as the
+    /// section is open.
     #[inline(always)]
     pub fn share(&self, section: &Section<'_>, cpu: CpuId, wait: &(impl Wait + ?Sized)) {
         // Acquire meets the Release of the owner's release.
@@ -119,7 +126,8 @@ impl Owner {
                 return;
             }
             if state != HELD {
-                // Acquire, as above. Release: the next CPU that tries sees the marks of the CPUs that used it.
+                // Acquire, as above. Release: the next CPU that tries sees the marks of the CPUs
+                // that used it.
                 self.change(seen, SHARED);
                 continue;
             }
@@ -133,9 +141,10 @@ impl Owner {
         }
     }
 
-    /// Tries to make `cpu` the owner of a structure that is shared, or owned by another CPU that no CPU waits for. `free` says whether
-    /// no CPU holds a lock of it, and `cpu` is likely to be its only user. Must not be called in a section, or with such a lock held.
-    /// Returns whether `cpu` is the owner now.
+    /// Tries to make `cpu` the owner of a structure that is shared, or owned by another CPU that no
+    /// CPU waits for. `free` says whether no CPU holds a lock of it, and `cpu` is likely to be its
+    /// only user. Must not be called in a section, or with such a lock held. Returns whether `cpu`
+    /// is the owner now.
     #[cold]
     pub fn try_take(&self, cpu: CpuId, grace: &Grace, free: impl FnOnce() -> bool) -> bool {
         let (seen, tried) = (self.0.load(Ordering::Relaxed), word(cpu, TRIED));

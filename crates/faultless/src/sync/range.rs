@@ -1,23 +1,30 @@
-//! The range lock: writers of disjoint ranges run in parallel, and write no common cache line; conflicting ones are served in the order of
-//! arrival, except that parked ones may be overtaken.
+//! The range lock: writers of disjoint ranges run in parallel, and write no common cache line;
+//! conflicting ones are served in the order of arrival, except that parked ones may be overtaken.
 //!
-//! A *claim* names up to two ranges, which it gets together (moving a mapping takes its source and its destination), *exclusive* or
-//! *shared*. Two claims conflict where they overlap, unless both are shared. There is no list of claims: each CPU publishes its own in a
-//! [slot](ClaimSlot), on a line that other CPUs only read, and reads the slots of the CPUs that use the lock. Protocol:
+//! A *claim* names up to two ranges, which it gets together (moving a mapping takes its source and
+//! its destination), *exclusive* or *shared*. Two claims conflict where they overlap, unless both
+//! are shared. There is no list of claims: each CPU publishes its own in a [slot](ClaimSlot), on a
+//! line that other CPUs only read, and reads the slots of the CPUs that use the lock. Protocol:
 //!
-//! - *try*: the CPU writes its claim into its slot, makes the slot *active*, and issues a full fence. Then it looks at the other slots. If no
-//!   claim there is active or waits, and conflicts, the claim is held: of two claims that are tried at the same time, at least one
-//!   finds the other.
-//! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the slot says that it *waits*. Claims that
-//!   conflict and are active, or wait with a lower ticket, are before it. It watches the slot of the one with the highest ticket among
-//!   them, which is most often the last to go. It looks at the others when that one becomes active, and at those that are left then once
-//!   it has gone. Once it finds none before it, it makes its slot active, and holds the claim.
-//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A parked claim stops no other, and wakes
-//!   parked CPUs as a release does. When the CPU runs again it tries, as if it had just arrived. After some parkings it parks *firmly*: it
-//!   keeps its ticket, and stops others as if it waited.
-//! - *release*: the CPU makes its slot free, and issues a full fence. If CPUs are parked, it wakes those whose claims conflict with its
-//!   own, unless another claim stops them, too, and is to be served before them: that one will wake them in turn. Such a claim is active; or
-//!   waits or is firmly parked (before a firmly parked one only with a lower ticket); or is parked with a lower ticket.
+//! - *try*: the CPU writes its claim into its slot, makes the slot *active*, and issues a full
+//!   fence. Then it looks at the other slots. If no claim there is active or waits, and conflicts,
+//!   the claim is held: of two claims that are tried at the same time, at least one finds the
+//!   other.
+//! - *wait*: otherwise the claim takes a ticket, whose number is higher than those before, and the
+//!   slot says that it *waits*. Claims that conflict and are active, or wait with a lower ticket,
+//!   are before it. It watches the slot of the one with the highest ticket among them, which is
+//!   most often the last to go. It looks at the others when that one becomes active, and at those
+//!   that are left then once it has gone. Once it finds none before it, it makes its slot active,
+//!   and holds the claim.
+//! - *park*: after polling for some time the slot says *parked*, and the CPU yields its core. A
+//!   parked claim stops no other, and wakes parked CPUs as a release does. When the CPU runs again
+//!   it tries, as if it had just arrived. After some parkings it parks *firmly*: it keeps its
+//!   ticket, and stops others as if it waited.
+//! - *release*: the CPU makes its slot free, and issues a full fence. If CPUs are parked, it wakes
+//!   those whose claims conflict with its own, unless another claim stops them, too, and is to be
+//!   served before them: that one will wake them in turn. Such a claim is active; or waits or is
+//!   firmly parked (before a firmly parked one only with a lower ticket); or is parked with a lower
+//!   ticket.
 //!
 //! Why two claims that conflict are never both held:
 //!
@@ -28,26 +35,35 @@
 //!   the other slot?                        the other slot?
 //! ```
 //!
-//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher ticket looks. Once one that waits has
-//! found that a slot has none before it, none can come before it there, and it does not look at that slot again: a claim that is tried
-//! there later finds this one waiting. A claim that was parked may have been passed meanwhile, so it begins again with a try, and gets a new ticket.
+//! A claim is tried before it takes a ticket, so it is in its slot before any claim with a higher
+//! ticket looks. Once one that waits has found that a slot has none before it, none can come before
+//! it there, and it does not look at that slot again: a claim that is tried there later finds this
+//! one waiting. A claim that was parked may have been passed meanwhile, so it begins again with a
+//! try, and gets a new ticket.
 //!
-//! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others wait for lower tickets.
+//! Waiting is acyclic: an active claim is held, or will be held or wait in a moment; all others
+//! wait for lower tickets.
 //!
-//! No wake-up is lost: a CPU parks only if it finds an active claim that conflicts, behind a full fence. So either that claim's
-//! release finds it parked, or it finds the release. The try of a claim that then waits is such a claim, too: it looks for parked CPUs.
-//! A CPU may be left asleep because another claim is to be served before its own. It is woken when that claim goes, or moves behind it: each
-//! step by which a claim moves back in that order (from active to waiting, and from waiting to parked) looks for parked CPUs.
+//! No wake-up is lost: a CPU parks only if it finds an active claim that conflicts, behind a full
+//! fence. So either that claim's release finds it parked, or it finds the release. The try of a
+//! claim that then waits is such a claim, too: it looks for parked CPUs. A CPU may be left asleep
+//! because another claim is to be served before its own. It is woken when that claim goes, or moves
+//! behind it: each step by which a claim moves back in that order (from active to waiting, and from
+//! waiting to parked) looks for parked CPUs.
 //!
-//! *Bound.* A claim waits for those before it when it arrived; and again for those that wait when it wakes up, at most
-//! [`YIELDING_PARKS`] times. A parked CPU does not delay the others while it wakes up: a hand-over to it takes a wake-up, which is longer than
-//! most claims are held, and where CPUs are virtual or share cores it takes until the host runs it.
+//! *Bound.* A claim waits for those before it when it arrived; and again for those that wait when
+//! it wakes up, at most [`YIELDING_PARKS`] times. A parked CPU does not delay the others while it
+//! wakes up: a hand-over to it takes a wake-up, which is longer than most claims are held, and
+//! where CPUs are virtual or share cores it takes until the host runs it.
 //!
-//! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the set before it first tries, and
-//! leaves it when it stops to run the space. So a claim looks at CPUs that use the space, and at no others. Of these it looks only at
-//! those that make claims nearby, which it knows from its last claim unless one of them has changed its place; see [home](home).
+//! *Invariant (users):* the lock's set has every CPU whose slot has a claim of it. A CPU enters the
+//! set before it first tries, and leaves it when it stops to run the space. So a claim looks at
+//! CPUs that use the space, and at no others. Of these it looks only at those that make claims
+//! nearby, which it knows from its last claim unless one of them has changed its place; see
+//! [home](home).
 //!
-//! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it holds or waits for one claim at a time.
+//! Nothing is allocated: a CPU has one slot for all locks of a subsystem ([`ClaimSlots`]), as it
+//! holds or waits for one claim at a time.
 
 mod home;
 mod near;
@@ -74,8 +90,9 @@ pub type ClaimSlots = PerCpu<ClaimSlot>;
 
 /// The slot of one CPU's claim, which that CPU alone writes.
 ///
-/// *Invariant (one claim, one number):* `key` and `bounds` change only while `state` says that the slot is free, and `state` has another
-/// number afterwards. So who finds the same state before and after it reads them has read one claim.
+/// *Invariant (one claim, one number):* `key` and `bounds` change only while `state` says that the
+/// slot is free, and `state` has another number afterwards. So who finds the same state before and
+/// after it reads them has read one claim.
 #[derive(Debug, Default)]
 pub struct ClaimSlot {
     /// The number of the claim, and how it stands.
@@ -86,7 +103,8 @@ pub struct ClaimSlot {
     key: AtomicU64,
     /// Start and end of the two ranges.
     bounds: [AtomicU64; 4],
-    /// Where the claims of this CPU are. Other CPUs read it before the rest, which is on lines that change with each claim.
+    /// Where the claims of this CPU are. Other CPUs read it before the rest, which is on lines that
+    /// change with each claim.
     home: Padded<Home>,
     /// The CPUs to look at.
     near: Padded<Near>,
@@ -161,7 +179,8 @@ impl Seen {
         matches!(self.standing, PARKED | FIRM)
     }
 
-    /// In which order claims that conflict are served, if no other comes: those that let themselves be overtaken come last.
+    /// In which order claims that conflict are served, if no other comes: those that let themselves
+    /// be overtaken come last.
     const fn rank(self) -> (u8, u64) {
         match self.standing {
             ACTIVE => (0, 0),
@@ -178,7 +197,8 @@ impl ClaimSlot {
         self.read(self.key.load(Ordering::Relaxed))
     }
 
-    /// What the claim with this key asks for. Of the CPU's own slot, or between two looks at its state.
+    /// What the claim with this key asks for. Of the CPU's own slot, or between two looks at its
+    /// state.
     #[inline]
     fn read(&self, key: u64) -> Wanted {
         let range = |at: usize| {
@@ -189,7 +209,8 @@ impl ClaimSlot {
         Wanted { ranges: [range(0), second], shared: key & SHARED != 0 }
     }
 
-    /// Writes a claim of the lock at `lock` into the free slot, one of `slots`. Returns whether the home has changed.
+    /// Writes a claim of the lock at `lock` into the free slot, one of `slots`. Returns whether the
+    /// home has changed.
     #[inline]
     fn write(&self, lock: u64, wanted: Wanted, slots: &ClaimSlots) -> bool {
         let Wanted { ranges: [first, second], shared } = wanted;
@@ -216,7 +237,8 @@ impl ClaimSlot {
         changed
     }
 
-    /// The claim of the lock at `lock` that is there. Acquire meets the Release of the last holder: its changes are seen.
+    /// The claim of the lock at `lock` that is there. Acquire meets the Release of the last holder:
+    /// its changes are seen.
     #[inline]
     fn look(&self, lock: u64) -> Option<Seen> {
         loop {
@@ -258,20 +280,21 @@ impl Parked {
     }
 }
 
-/// A lock of address ranges; see the module for the order of service. One per address space. Once it was used it does not move: claims know it
-/// by its address.
+/// A lock of address ranges; see the module for the order of service. One per address space. Once
+/// it was used it does not move: claims know it by its address.
 #[derive(Debug)]
 pub struct RangeLock {
     /// The CPUs that may have claims.
     users: Cpus,
-    /// How often a user changed its home for a claim, or a CPU became a user. That a part of a home is emptied is not counted: sets of CPUs that
-    /// are near may have too many.
+    /// How often a user changed its home for a claim, or a CPU became a user. That a part of a home
+    /// is emptied is not counted: sets of CPUs that are near may have too many.
     changes: Padded<AtomicU64>,
     parked: Padded<Parked>,
     /// The next ticket. On a line of its own, since only claims that conflict write it.
     tickets: Padded<AtomicU64>,
-    /// Whether claims look at all users. Models of loom do: they would else try too many orders. That the CPUs that are near suffice is a model
-    /// of its own, and holds under shuttle in all of its checks.
+    /// Whether claims look at all users. Models of loom do: they would else try too many orders.
+    /// That the CPUs that are near suffice is a model of its own, and holds under shuttle in all of
+    /// its checks.
     #[cfg(loom)]
     looks_at_all: bool,
 }
@@ -295,12 +318,13 @@ impl RangeLock {
         Self { looks_at_all: false, ..Self::new() }
     }
 
-    /// Takes what is `wanted` (two ranges are taken together), waiting as `wait` does, here and when
-    /// the guard is dropped. All calls of one lock give the same `slots`.
+    /// Takes what is `wanted` (two ranges are taken together), waiting as `wait` does, here and
+    /// when the guard is dropped. All calls of one lock give the same `slots`.
     ///
     /// # Panics
-    /// When the CPU has a claim already, in whichever lock: a mistake in the caller. In builds with debug assertions, also
-    /// when the CPU holds what it must not, or is in a section; see [`order`].
+    /// When the CPU has a claim already, in whichever lock: a mistake in the caller. In builds with
+    /// debug assertions, also when the CPU holds what it must not, or is in a section; see
+    /// [`order`].
     pub fn acquire<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -312,7 +336,8 @@ impl RangeLock {
         self.acquire_leaving(slots, local, wanted, wait, || {})
     }
 
-    /// As [`Self::acquire`]; runs `leave` once if it has to wait: for what must not be kept up meanwhile.
+    /// As [`Self::acquire`]; runs `leave` once if it has to wait: for what must not be kept up
+    /// meanwhile.
     ///
     /// # Panics
     /// As [`Self::acquire`].
@@ -335,7 +360,8 @@ impl RangeLock {
         claim.marked()
     }
 
-    /// Takes what is `wanted` if no claim, held or waiting, conflicts. It does not wait, so it is allowed in sections and under every lock.
+    /// Takes what is `wanted` if no claim, held or waiting, conflicts. It does not wait, so it is
+    /// allowed in sections and under every lock.
     ///
     /// # Panics
     /// When the CPU has a claim already.
@@ -350,7 +376,8 @@ impl RangeLock {
         claim.tries().then(|| claim.marked())
     }
 
-    /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it before the caller's last full fence.
+    /// Whether there is a claim, held or waiting, on a part of `range`, by a CPU that published it
+    /// before the caller's last full fence.
     pub fn is_claimed(&self, slots: &ClaimSlots, range: VirtRange) -> bool {
         let alone = Wanted::from([range, NOWHERE]);
         let slots = self.users.iter(slots.len()).map(|cpu| slots.remote(cpu));
@@ -370,7 +397,8 @@ impl RangeLock {
         core::ptr::from_ref(self).addr() as u64
     }
 
-    /// Writes a claim into the CPU's slot, which is free until the claim is [tried](RangeGuard::tries).
+    /// Writes a claim into the CPU's slot, which is free until the claim is
+    /// [tried](RangeGuard::tries).
     #[inline]
     fn write<'a>(
         &'a self,
@@ -450,8 +478,9 @@ impl<'a> RangeGuard<'a> {
         }
     }
 
-    /// The CPUs that may have a claim that conflicts, ascending: of those whose homes come near later, none has one that is held before this
-    /// one, or has a lower ticket. After [`Self::publish`].
+    /// The CPUs that may have a claim that conflicts, ascending: of those whose homes come near
+    /// later, none has one that is held before this one, or has a lower ticket. After
+    /// [`Self::publish`].
     #[inline]
     fn near(&self) -> impl Iterator<Item = CpuId> {
         self.slot().near.cpus(self.cpu, self.lock, self.slots)
@@ -477,7 +506,8 @@ impl<'a> RangeGuard<'a> {
         seen.filter(|other| stops(*other) && other.wanted.conflicts(wanted))
     }
 
-    /// Makes the claim active, and returns whether it is held now. If not, it takes a ticket next, or is dropped.
+    /// Makes the claim active, and returns whether it is held now. If not, it takes a ticket next,
+    /// or is dropped.
     #[inline]
     fn tries(&self) -> bool {
         self.publish(ACTIVE);
@@ -496,8 +526,8 @@ impl<'a> RangeGuard<'a> {
         })
     }
 
-    /// Looks at the claims of the CPUs in `before`, and leaves those in it that are before this one, which waits. Returns the slot of the
-    /// last of them.
+    /// Looks at the claims of the CPUs in `before`, and leaves those in it that are before this
+    /// one, which waits. Returns the slot of the last of them.
     fn last_of(&self, before: &mut OwnCpus) -> Option<&'a ClaimSlot> {
         let mut last: Option<(u64, &ClaimSlot)> = None;
         before.retain(|cpu| {
@@ -540,7 +570,8 @@ impl<'a> RangeGuard<'a> {
         self.slot().state.store(self.number() | ACTIVE, Ordering::Release);
     }
 
-    /// Waits until no claim is left before this one. Returns false if the claim was parked meanwhile so that others could overtake it.
+    /// Waits until no claim is left before this one. Returns false if the claim was parked
+    /// meanwhile so that others could overtake it.
     fn awaits_those_before(&self, parks: &mut u32) -> bool {
         let (mut before, mut looks) = (OwnCpus::default(), 0);
         before.extend(self.near());
@@ -548,7 +579,8 @@ impl<'a> RangeGuard<'a> {
             let mut has_begun = false;
             while let Some(last) = self.behind(slot) {
                 if last.standing == ACTIVE && !has_begun {
-                    // Most often the others have gone by now. Found out while the last one is at work, that costs no time once it goes.
+                    // Most often the others have gone by now. Found out while the last one is at
+                    // work, that costs no time once it goes.
                     has_begun = true;
                     self.last_of(&mut before);
                     continue;
@@ -575,14 +607,16 @@ impl<'a> RangeGuard<'a> {
         true
     }
 
-    /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked until the caller says otherwise.
+    /// Gives the core away until a claim that conflicts has gone, or for less. It counts as parked
+    /// until the caller says otherwise.
     fn park(&self, standing: u64) {
         if self.says_parked(standing) {
             self.wait.park();
         }
     }
 
-    /// Says that the claim is parked. Returns whether one that conflicts is active, which looks for parked ones when it goes.
+    /// Says that the claim is parked. Returns whether one that conflicts is active, which looks for
+    /// parked ones when it goes.
     fn says_parked(&self, standing: u64) -> bool {
         self.lock.parked.enter(self.cpu);
         self.publish(standing);
@@ -622,7 +656,8 @@ impl<'a> RangeGuard<'a> {
         }
     }
 
-    /// Wakes `cpu`, whose claim is parked, unless another claim stops it, which looks for parked ones when it goes.
+    /// Wakes `cpu`, whose claim is parked, unless another claim stops it, which looks for parked
+    /// ones when it goes.
     fn wake_unless_stopped(&self, cpu: CpuId, parked: Seen) {
         let stops = |other: Seen| other.rank() < parked.rank();
         let others = self.lock.users.iter(self.slots.len()).filter(|other| *other != cpu);

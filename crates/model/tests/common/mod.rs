@@ -19,7 +19,8 @@ where
     assert!(checker.is_done());
 }
 
-/// `law` breaks in `model`, which is one without `mutant`. The search ends at the first state that breaks the law.
+/// `law` breaks in `model`, which is one without `mutant`. The search ends at the first state that
+/// breaks the law.
 pub fn breaks<M>(model: M, mutant: Mutant, law: &'static str)
 where
     M: Model + Send + Sync + 'static,

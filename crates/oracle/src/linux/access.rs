@@ -1,12 +1,13 @@
 //! Real accesses, answered: what the access found, or the signal that the kernel sent for it.
 //!
-//! Each kind of access is one instruction with a label. The signal handler looks whether it was that
-//! instruction that was interrupted, writes the signal into the registers that hold the result, and
-//! continues at a `ret`. So an access behaves exactly as a program's, and nothing is left on any stack.
+//! Each kind of access is one instruction with a label. The signal handler looks whether it was
+//! that instruction that was interrupted, writes the signal into the registers that hold the
+//! result, and continues at a `ret`. So an access behaves exactly as a program's, and nothing is
+//! left on any stack.
 //!
-//! An instruction is fetched by jumping to it under the trap flag: the processor stops before it, and again
-//! behind it. Programs of this kind store nothing where instructions are fetched, so what is executed is
-//! two bytes of zeros: `add [rax], al`, with `rax` on a byte of our own.
+//! An instruction is fetched by jumping to it under the trap flag: the processor stops before it,
+//! and again behind it. Programs of this kind store nothing where instructions are fetched, so what
+//! is executed is two bytes of zeros: `add [rax], al`, with `rax` on a byte of our own.
 
 use crate::seen::Signal;
 use std::arch::global_asm;

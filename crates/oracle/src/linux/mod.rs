@@ -4,9 +4,9 @@
 //! this process ── fork ── process 0 ── fork (Op::Fork) ── process 1 …
 //! ```
 //!
-//! Every process knows all steps, and from them whose turn each is; whoever had its turn writes down in
-//! [shared memory](log::Log) what it saw, and passes the turn on. Huge pages are off, and so are
-//! execute-only mappings by protection keys: not every x86-64 processor has those.
+//! Every process knows all steps, and from them whose turn each is; whoever had its turn writes
+//! down in [shared memory](log::Log) what it saw, and passes the turn on. Huge pages are off, and
+//! so are execute-only mappings by protection keys: not every x86-64 processor has those.
 
 mod access;
 mod log;
@@ -68,8 +68,8 @@ impl Linux {
     /// [`LinuxError`]; never for what the steps ask.
     pub fn run(&mut self, steps: &[Op]) -> Result<Vec<Seen>, LinuxError> {
         self.log.clear();
-        // SAFETY: the child never returns. This process may have threads; the C library sees to it that
-        // the child can allocate, and it takes no other lock.
+        // SAFETY: the child never returns. This process may have threads; the C library sees to it
+        // that the child can allocate, and it takes no other lock.
         let status = match unsafe { libc::fork() } {
             -1 => return Err(LinuxError::last("fork")),
             0 => {

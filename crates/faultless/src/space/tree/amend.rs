@@ -9,7 +9,8 @@ use core::iter;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// Where in its present version a tree is read, and then [changed](Self::amend): from the first entry that ends above some address on.
+/// Where in its present version a tree is read, and then [changed](Self::amend): from the first
+/// entry that ends above some address on.
 pub struct Spot<'s, T> {
     root: Option<NonNull<Node>>,
     /// The way from the root to that entry. None without a root.
@@ -46,11 +47,13 @@ impl<'s, T> Spot<'s, T> {
         }
     }
 
-    /// Changes the leaf in place, if the first `needed` entries are in it, and if it neither splits nor joins another when `removed` of them go
-    /// and `added` come. Else it takes an [edit](super::Tree::edit).
+    /// Changes the leaf in place, if the first `needed` entries are in it, and if it neither splits
+    /// nor joins another when `removed` of them go and `added` come. Else it takes an
+    /// [edit](super::Tree::edit).
     ///
     /// # Safety
-    /// No other edit is under way, and neither this spot nor any other view of the tree is used from now on.
+    /// No other edit is under way, and neither this spot nor any other view of the tree is used
+    /// from now on.
     #[inline(always)]
     pub unsafe fn amend(
         &self,
@@ -84,7 +87,8 @@ impl<T> Amend<'_, T> {
     /// The leaf.
     #[inline(always)]
     fn leaf(&mut self) -> &mut Node {
-        // SAFETY: no other CPU reads the nodes, and no other reference is in use (the contract of `Spot::amend`).
+        // SAFETY: no other CPU reads the nodes, and no other reference is in use (the contract of
+        // `Spot::amend`).
         unsafe { self.path.step(0).node.as_mut() }
     }
 

@@ -31,8 +31,8 @@ pub(super) struct Draft {
     spare: Chain,
 }
 
-/// What a change of one level means for the one above: `removed` slots from `at` on give way to the first
-/// `len` of `slots`.
+/// What a change of one level means for the one above: `removed` slots from `at` on give way to the
+/// first `len` of `slots`.
 struct Up {
     at: usize,
     removed: usize,
@@ -44,7 +44,8 @@ impl Draft {
     /// A draft that equals the version under `root`, made by edit number `born`.
     ///
     /// # Safety
-    /// The version stays valid for the life of the draft and its nodes' links are left to it. No node of that version was made by an edit of this number.
+    /// The version stays valid for the life of the draft and its nodes' links are left to it. No
+    /// node of that version was made by an edit of this number.
     pub(super) unsafe fn new(root: Option<NonNull<Node>>, born: u64) -> Self {
         Self { root, born, replaced: RetireChain::default(), spare: Chain::default() }
     }
@@ -60,12 +61,12 @@ impl Draft {
         (self.root.take(), self.replaced)
     }
 
-    /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at most
-    /// [`CHUNK`] entries in order inside it.
+    /// Removes every entry that overlaps `range`, of which it tells `gone`, and inserts `new`, at
+    /// most [`CHUNK`] entries in order inside it.
     ///
     /// # Errors
-    /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any other,
-    /// a part may have been.
+    /// [`OutOfMemory`]. A change within one leaf is one splice: nothing of it was made. Of any
+    /// other, a part may have been.
     #[inline]
     pub(super) fn replace(
         &mut self,
@@ -139,9 +140,9 @@ impl Draft {
         Ok(())
     }
 
-    /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at `level`;
-    /// returns what that means for the level above, where there may be none: then only the targets are
-    /// of meaning.
+    /// Puts `new` in the place of the `removed` slots from `at` on in the node of `path` at
+    /// `level`; returns what that means for the level above, where there may be none: then only the
+    /// targets are of meaning.
     #[inline(always)]
     fn amend(
         &mut self,
@@ -253,8 +254,8 @@ impl Draft {
             return node;
         }
         let mut copy = self.take();
-        // SAFETY: `take` gives memory for a node that nothing else refers to; the old node is valid, and
-        // only this writer writes to its links.
+        // SAFETY: `take` gives memory for a node that nothing else refers to; the old node is
+        // valid, and only this writer writes to its links.
         unsafe {
             copy.copy_from_nonoverlapping(node, 1);
             copy.as_mut().born = self.born;

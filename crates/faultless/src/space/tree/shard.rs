@@ -1,31 +1,38 @@
 //! Shards: a tree in parts, each of which has a writer and versions of its own.
 //!
-//! One root is enough for few writers. If many CPUs edit a tree, each edit waits for the one writer's lock, and copies nodes that another
-//! CPU has just written. So a tree that CPUs edit in turns, each in its own place, is *parted* between two of these places. Its root then
-//! leads to a *directory*, which is a persistent tree, too. The entries of the directory are the shards, and together they cover every
-//! address. Protocol:
+//! One root is enough for few writers. If many CPUs edit a tree, each edit waits for the one
+//! writer's lock, and copies nodes that another CPU has just written. So a tree that CPUs edit in
+//! turns, each in its own place, is *parted* between two of these places. Its root then leads to a
+//! *directory*, which is a persistent tree, too. The entries of the directory are the shards, and
+//! together they cover every address. Protocol:
 //!
-//! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's lock, and checks whether the shard has
-//!   *ended*. If it has, another CPU is replacing the shard: the writer waits until the root leads to another directory, or the shard is
-//!   reopened, and starts over. Edits of different shards write no common line.
+//! - An *edit* changes one shard. Its writer finds the shard in the directory, takes the shard's
+//!   lock, and checks whether the shard has *ended*. If it has, another CPU is replacing the shard:
+//!   the writer waits until the root leads to another directory, or the shard is reopened, and
+//!   starts over. Edits of different shards write no common line.
 //! - If an edit's place is in several shards, its writer *joins* them first.
-//! - A CPU that *parts* or *joins* holds the lock of the tree. It ends the shards concerned, each under the shard's lock; builds new
-//!   shards, or a tree in one piece, from their entries; and publishes a new directory, or the new root. If there is no memory for that,
-//!   it reopens the shards.
-//! - A *reader* loads the root of the tree, and the root of each shard when it comes to it. A shard that has ended shows its last version,
-//!   which was current when the directory was. The directory, its shards and their nodes are freed after a grace period.
+//! - A CPU that *parts* or *joins* holds the lock of the tree. It ends the shards concerned, each
+//!   under the shard's lock; builds new shards, or a tree in one piece, from their entries; and
+//!   publishes a new directory, or the new root. If there is no memory for that, it reopens the
+//!   shards.
+//! - A *reader* loads the root of the tree, and the root of each shard when it comes to it. A shard
+//!   that has ended shows its last version, which was current when the directory was. The
+//!   directory, its shards and their nodes are freed after a grace period.
 //!
-//! *Invariant (whole entries):* no entry lies across a bound between shards. Two entries that touch at a bound are such that
-//! [may be parted](Parting::may).
+//! *Invariant (whole entries):* no entry lies across a bound between shards. Two entries that touch
+//! at a bound are such that [may be parted](Parting::may).
 //!
-//! *Invariant (directory):* only the holder of the tree's lock changes the root of the tree while the tree is in shards, and so the
-//! directory. So what the directory has is valid as long as that lock is held.
+//! *Invariant (directory):* only the holder of the tree's lock changes the root of the tree while
+//! the tree is in shards, and so the directory. So what the directory has is valid as long as that
+//! lock is held.
 //!
-//! *Invariant (last version):* only the holder of a shard's lock publishes a version of the shard, and only if the shard has not ended. A shard
-//! is ended and reopened by the holder of the tree's lock. So while that lock is held, the version of a shard that has ended is final.
+//! *Invariant (last version):* only the holder of a shard's lock publishes a version of the shard,
+//! and only if the shard has not ended. A shard is ended and reopened by the holder of the tree's
+//! lock. So while that lock is held, the version of a shard that has ended is final.
 //!
-//! A tree has a limit of entries. Each shard is *granted* a number of entries, of at least as many as it has. A shard that needs more
-//! is granted more, as long as the sum of all grants does not exceed the limit. If it would, the shards are joined, and their entries counted.
+//! A tree has a limit of entries. Each shard is *granted* a number of entries, of at least as many
+//! as it has. A shard that needs more is granted more, as long as the sum of all grants does not
+//! exceed the limit. If it would, the shards are joined, and their entries counted.
 
 use super::draft::{self, Draft};
 use super::node::Node;
@@ -56,9 +63,11 @@ const MOST_SHARDS: usize = MAX_CPUS;
 const SPARE: u64 = 64;
 /// How many entries a search for a bound looks at, at most.
 const MOST_LOOKS: usize = 64;
-/// A tree or shard is parted only after at least one turn for so many of its entries, as parting copies them all.
+/// A tree or shard is parted only after at least one turn for so many of its entries, as parting
+/// copies them all.
 const COPIED: usize = 16;
-/// How many edits make up for the cost of parting a shard. If it is joined after fewer, the next parting waits for more turns.
+/// How many edits make up for the cost of parting a shard. If it is joined after fewer, the next
+/// parting waits for more turns.
 const LIFE: u32 = 32;
 /// How often the number of turns before a parting doubles, at most.
 const MOST_BACKOFF: u32 = 8;
@@ -78,7 +87,8 @@ pub struct Shard<T> {
 }
 
 impl<T> Shard<T> {
-    /// A shard with the entries under `root`, which it owns from now on. Its writer begins with this `backoff`.
+    /// A shard with the entries under `root`, which it owns from now on. Its writer begins with
+    /// this `backoff`.
     ///
     /// # Errors
     /// [`OutOfMemory`]; the entries' nodes are freed.
@@ -123,8 +133,9 @@ impl<T> Shard<T> {
         self.ended.store(false, Ordering::Release);
     }
 
-    /// Whether it may have `entries`. If it was granted fewer, it is granted more, which is added to `granted`, the sum of what all shards of the
-    /// tree are granted, which must not exceed `most`. The caller holds its lock.
+    /// Whether it may have `entries`. If it was granted fewer, it is granted more, which is added
+    /// to `granted`, the sum of what all shards of the tree are granted, which must not exceed
+    /// `most`. The caller holds its lock.
     pub(super) fn grant(&self, entries: u64, granted: &AtomicU64, most: u64) -> bool {
         let own = self.granted.load(Ordering::Relaxed);
         if entries <= own {
@@ -143,19 +154,21 @@ impl<T> Shard<T> {
     /// The present version.
     ///
     /// # Safety
-    /// The shard was found in a grace section that lasts for `'s`. Or the caller holds the lock of the tree for `'s`, and the shard is in
-    /// the directory and has ended.
+    /// The shard was found in a grace section that lasts for `'s`. Or the caller holds the lock of
+    /// the tree for `'s`, and the shard is in the directory and has ended.
     #[inline]
     pub(super) unsafe fn version<'s>(&self) -> Version<'s, T> {
-        // SAFETY: in a section: nodes are retired after the root has ceased to lead to them, or with the shard. With the lock of the tree:
-        // the version is final (last version), and its nodes are retired with the shard, by the caller.
+        // SAFETY: in a section: nodes are retired after the root has ceased to lead to them, or
+        // with the shard. With the lock of the tree: the version is final (last version), and its
+        // nodes are retired with the shard, by the caller.
         unsafe { Version::new(NonNull::new(self.root.load(Ordering::Acquire))) }
     }
 }
 
 impl<T> Drop for Shard<T> {
     fn drop(&mut self) {
-        // SAFETY: the shard is dropped, so nothing refers to it or reads its last version; it owns that version's nodes.
+        // SAFETY: the shard is dropped, so nothing refers to it or reads its last version; it owns
+        // that version's nodes.
         unsafe { free_entries(NonNull::new(self.root.load(Ordering::Relaxed))) };
     }
 }
@@ -165,8 +178,9 @@ impl<T> Drop for Shard<T> {
 /// # Safety
 /// As [`free_retired`](super::free_retired).
 pub(super) unsafe fn free(link: NonNull<RetireLink>) {
-    // SAFETY: a link of this kind is the first field of a shard that `try_new` made as a box, and by the caller's promise no reader is left.
-    // The layout of a shard does not depend on `T`, and values of entries are not followed.
+    // SAFETY: a link of this kind is the first field of a shard that `try_new` made as a box, and
+    // by the caller's promise no reader is left. The layout of a shard does not depend on `T`, and
+    // values of entries are not followed.
     drop(unsafe { Box::from_raw(link.cast::<Shard<()>>().as_ptr()) });
 }
 
@@ -187,19 +201,22 @@ pub(super) fn pointer(root: Option<NonNull<Node>>) -> *mut Node {
 
 /// When a tree is parted, and where.
 pub struct Parting<'p, T> {
-    /// After how many turns. A turn is an edit by another CPU, and in another place, than the edit before. 0: never.
+    /// After how many turns. A turn is an edit by another CPU, and in another place, than the edit
+    /// before. 0: never.
     pub after: u32,
     /// The bounds of shards are multiples of this, a power of two.
     pub align: u64,
-    /// How many entries a tree may have. One that has, or whose shards are granted, about half as many is not parted.
+    /// How many entries a tree may have. One that has, or whose shards are granted, about half as
+    /// many is not parted.
     pub most: u64,
     /// Whether a bound may be where two entries touch: the lower one, and the upper one.
     pub may: &'p dyn Fn(Entry<T>, Entry<T>) -> bool,
 }
 
 impl<T> Parting<'_, T> {
-    /// The best bound between `one` and `other`, which do not overlap, in a tree or shard: of those that were looked at, the multiple of
-    /// the highest power of two. If the places of CPUs are a round distance apart, such a bound is between two places, and not inside one.
+    /// The best bound between `one` and `other`, which do not overlap, in a tree or shard: of those
+    /// that were looked at, the multiple of the highest power of two. If the places of CPUs are a
+    /// round distance apart, such a bound is between two places, and not inside one.
     pub(super) fn bound(
         &self,
         version: Version<'_, T>,
@@ -222,7 +239,8 @@ impl<T> Parting<'_, T> {
         best.into_iter().chain(last).max_by_key(|at| at.trailing_zeros())
     }
 
-    /// Whether a bound may be at `addr`: in no entry, and between no two that must stay together (whole entries).
+    /// Whether a bound may be at `addr`: in no entry, and between no two that must stay together
+    /// (whole entries).
     fn is_bound(&self, version: Version<'_, T>, addr: u64) -> bool {
         match version.around(addr) {
             (_, Some(above)) if above.start < addr => false,
@@ -244,7 +262,8 @@ fn roundest(low: u64, high: u64, align: u64) -> Option<u64> {
 }
 
 impl Writer {
-    /// Notes an edit of `place` by `cpu`, in a tree or shard with `entries`. If it is time to part it, returns the place of the edit before.
+    /// Notes an edit of `place` by `cpu`, in a tree or shard with `entries`. If it is time to part
+    /// it, returns the place of the edit before.
     #[inline(always)]
     pub(super) fn turn(
         &mut self,
@@ -271,7 +290,8 @@ impl Writer {
         after << self.backoff
     }
 
-    /// The backoff for the shard or tree that this shard is joined into: more, if too few edits followed the last parting.
+    /// The backoff for the shard or tree that this shard is joined into: more, if too few edits
+    /// followed the last parting.
     fn backoff_joined(&self) -> u32 {
         let lived = self.edits >= u64::from(self.turns_to_part(LIFE));
         if lived { self.backoff.saturating_sub(1) } else { MOST_BACKOFF.min(self.backoff + 1) }
@@ -280,7 +300,8 @@ impl Writer {
 
 /// Builds nodes for `entries`, which are in order, and returns their root.
 fn build<T>(entries: impl Iterator<Item = Entry<T>>) -> Result<Option<NonNull<Node>>, OutOfMemory> {
-    // SAFETY: there is no old version. The numbers of edits start with 1, so no edit takes these nodes for its own.
+    // SAFETY: there is no old version. The numbers of edits start with 1, so no edit takes these
+    // nodes for its own.
     let mut draft = unsafe { Draft::new(None, 0) };
     for entry in entries {
         draft.replace(entry.range(), slots(&[entry]), |_| {})?;
@@ -297,8 +318,9 @@ enum Next<'n, T> {
 }
 
 impl<T> Tree<T> {
-    /// Parts the tree, or the shard that has `bound`, at `bound`. Does nothing if there are too many shards or entries, or if no bound may
-    /// be there any more. `writer` is behind the lock of the tree, which the caller holds.
+    /// Parts the tree, or the shard that has `bound`, at `bound`. Does nothing if there are too
+    /// many shards or entries, or if no bound may be there any more. `writer` is behind the lock of
+    /// the tree, which the caller holds.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -322,7 +344,8 @@ impl<T> Tree<T> {
         // SAFETY: in the directory, while the lock of the tree is held (directory).
         let shard = shard.map(|shard| unsafe { shard.value.as_ref() });
         let mut backoff = writer.backoff;
-        // SAFETY: if the tree is in one piece, the lock of the tree keeps writers out. Else this is the empty version.
+        // SAFETY: if the tree is in one piece, the lock of the tree keeps writers out. Else this is
+        // the empty version.
         let mut version = unsafe { Version::new(whole) };
         if let Some(shard) = shard {
             backoff = shard.end(wait, |writer| writer.backoff);
@@ -363,7 +386,8 @@ impl<T> Tree<T> {
         self.part(&mut self.writer.lock(tools.2), bound, parting, tools)
     }
 
-    /// Parts `range` at `bound`: makes two shards of `version`, which no writer changes meanwhile, and publishes a directory with them.
+    /// Parts `range` at `bound`: makes two shards of `version`, which no writer changes meanwhile,
+    /// and publishes a directory with them.
     fn part_between(
         &self,
         writer: &mut Writer,
@@ -393,7 +417,8 @@ impl<T> Tree<T> {
         done
     }
 
-    /// Joins the shards that overlap `range`. If these are all shards, the tree is in one piece then.
+    /// Joins the shards that overlap `range`. If these are all shards, the tree is in one piece
+    /// then.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed.
@@ -447,8 +472,9 @@ impl<T> Tree<T> {
         joined
     }
 
-    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in one piece, and
-    /// retires what `next` replaces. `writer` is behind the lock of the tree, which the caller holds.
+    /// Publishes `next` in the place of the shards of `hull`, which have ended, or of the tree in
+    /// one piece, and retires what `next` replaces. `writer` is behind the lock of the tree, which
+    /// the caller holds.
     ///
     /// # Errors
     /// [`OutOfMemory`]; nothing has changed, and what `next` has is still the caller's.
@@ -463,12 +489,14 @@ impl<T> Tree<T> {
         let root = self.root_now(Ordering::Relaxed);
         let directory = if let Root::Shards(directory) = root { Some(directory) } else { None };
         let new = if let Next::Shards(new) = next { new } else { &[] };
-        // SAFETY: the lock of the tree is held (directory), which also hands on the use of the nodes' links. Edit numbers do not repeat.
+        // SAFETY: the lock of the tree is held (directory), which also hands on the use of the
+        // nodes' links. Edit numbers do not repeat.
         let mut draft = unsafe { Draft::new(directory, writer.edits) };
         let (mut ended, mut less) = (RetireChain::default(), 0);
         draft.replace(hull, slots(new), |slot| {
             let shard = slot.target.cast::<Shard<T>>();
-            // SAFETY: in the directory, while the lock of the tree is held (directory). Only the holder of that lock uses a shard's link.
+            // SAFETY: in the directory, while the lock of the tree is held (directory). Only the
+            // holder of that lock uses a shard's link.
             unsafe {
                 less += shard.as_ref().granted.load(Ordering::Relaxed);
                 ended.append(shard.cast());
@@ -493,8 +521,9 @@ impl<T> Tree<T> {
             Next::Whole(root) => Root::Entries(root),
         };
         self.root.store(next.pointer(), Ordering::Release);
-        // SAFETY: the root that was just stored leads to none of it, so no section that begins from now on reaches it. Nodes and shards are
-        // retired once: they were in one directory, and are in none that follows.
+        // SAFETY: the root that was just stored leads to none of it, so no section that begins from
+        // now on reaches it. Nodes and shards are retired once: they were in one directory, and are
+        // in none that follows.
         unsafe {
             retired.prepend(ended);
             grace.retire_all(local, retired);

@@ -330,7 +330,8 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
     true
 }
 
-/// Runs edits of one to three changes each, of which one in eight is dropped, and changes in place between them.
+/// Runs edits of one to three changes each, of which one in eight is dropped, and changes in place
+/// between them.
 fn run(changes: &[Change], seed: u64) {
     let before = ledger::live();
     let fixture = Fixture::new();

@@ -47,7 +47,8 @@ impl<T> fmt::Debug for Entry<T> {
     }
 }
 
-/// One version of a tree in one piece, or of a shard. What other CPUs publish meanwhile does not show in it.
+/// One version of a tree in one piece, or of a shard. What other CPUs publish meanwhile does not
+/// show in it.
 pub struct Version<'s, T> {
     pub(super) root: Option<&'s Node>,
     marker: PhantomData<NonNull<T>>,
@@ -75,8 +76,8 @@ impl<'s, T> Version<'s, T> {
         Self { root: root.map(|root| unsafe { root.as_ref() }), marker: PhantomData }
     }
 
-    /// Which version it is: while the section that this one was seen in is open, another has another number, except that all versions
-    /// without entries have number 0.
+    /// Which version it is: while the section that this one was seen in is open, another has
+    /// another number, except that all versions without entries have number 0.
     #[inline]
     pub fn number(&self) -> usize {
         self.root.map_or(0, |root| core::ptr::from_ref(root).addr())

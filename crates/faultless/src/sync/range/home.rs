@@ -1,18 +1,21 @@
 //! Where a CPU's claims are, so that other CPUs need not read its slot.
 //!
-//! A CPU writes its slot with each claim, so another CPU that reads the slot takes a cache miss, and causes one. Most CPUs make their
-//! claims in a few places: where they map, and where their heap is. So each CPU publishes, on a line of its own that seldom changes, up to
-//! two ranges that cover its claims: its *home*. Other CPUs read its slot only if their own claim overlaps the home. Before a CPU makes a
-//! claim that its home does not cover, it changes the home.
+//! A CPU writes its slot with each claim, so another CPU that reads the slot takes a cache miss,
+//! and causes one. Most CPUs make their claims in a few places: where they map, and where their
+//! heap is. So each CPU publishes, on a line of its own that seldom changes, up to two ranges that
+//! cover its claims: its *home*. Other CPUs read its slot only if their own claim overlaps the
+//! home. Before a CPU makes a claim that its home does not cover, it changes the home.
 //!
-//! Nor need a CPU read the homes of all others for each claim. The lock counts the changes by which a home covers more, and a CPU
-//! keeps, with the count that it found, the CPUs whose homes overlap its own: those that are *near* (`near.rs`). While the count is the same,
-//! it looks at no others.
+//! Nor need a CPU read the homes of all others for each claim. The lock counts the changes by which
+//! a home covers more, and a CPU keeps, with the count that it found, the CPUs whose homes overlap
+//! its own: those that are *near* (`near.rs`). While the count is the same, it looks at no others.
 //!
-//! Why no claim is missed: the home covers a claim, and the change is counted, before the full fence of the claim's try, as the slot has it
-//! before that fence. The count and the homes of others are read after it. So of two claims that conflict, at least one finds the home and
-//! the slot of the other. A CPU changes its home only while its slot is free, by Release stores. So a CPU that finds, by Acquire loads, that a
-//! home no longer covers a range sees all that was done under the claims on that range that the home covered before.
+//! Why no claim is missed: the home covers a claim, and the change is counted, before the full
+//! fence of the claim's try, as the slot has it before that fence. The count and the homes of
+//! others are read after it. So of two claims that conflict, at least one finds the home and the
+//! slot of the other. A CPU changes its home only while its slot is free, by Release stores. So a
+//! CPU that finds, by Acquire loads, that a home no longer covers a range sees all that was done
+//! under the claims on that range that the home covered before.
 
 use super::Wanted;
 use crate::addr::VirtRange;
@@ -20,15 +23,17 @@ use crate::sync::atomic::{AtomicU64, Ordering, load_beside};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::format::USER_END;
 
-/// The binary logarithm of the bytes of a unit. Units are so large that the number of each fits in 32 bits; in models of loom, a byte.
+/// The binary logarithm of the bytes of a unit. Units are so large that the number of each fits in
+/// 32 bits; in models of loom, a byte.
 const UNIT: u32 = if cfg!(loom) { 0 } else { USER_END.next_power_of_two().ilog2() - 32 };
 /// In units: how far from a part of the home a claim may be to extend that part.
 const NEAR: u64 = if cfg!(loom) { 0 } else { 1 << 30 >> UNIT };
-/// In units: a part is not extended to as many. A part that is as long nevertheless, since one claim was, or since it was rounded, is
-/// emptied when the claim is released.
+/// In units: a part is not extended to as many. A part that is as long nevertheless, since one
+/// claim was, or since it was rounded, is emptied when the claim is released.
 const LONG: u64 = if cfg!(loom) { 1 << 20 } else { 1 << 36 >> UNIT };
-/// After how many claims, times the number of CPUs, a home at which other CPUs look is emptied, and made of the next claim alone: a power of
-/// two. So of all claims one in so many does this, which makes every other CPU look for the CPUs that are near.
+/// After how many claims, times the number of CPUs, a home at which other CPUs look is emptied, and
+/// made of the next claim alone: a power of two. So of all claims one in so many does this, which
+/// makes every other CPU look for the CPUs that are near.
 const AFRESH: u64 = 1024;
 
 /// Where the claims of one CPU are.
@@ -90,8 +95,9 @@ impl Part {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
-    /// Extended to cover `other`, and then to the next multiple of a power of two that is at least its length. So a CPU whose claims follow
-    /// each other changes its home seldom. If CPUs divide one mapping at round addresses, their homes end there, too.
+    /// Extended to cover `other`, and then to the next multiple of a power of two that is at least
+    /// its length. So a CPU whose claims follow each other changes its home seldom. If CPUs divide
+    /// one mapping at round addresses, their homes end there, too.
     fn extended(self, other: Self) -> Self {
         let hull = self.hull(other);
         let step = (hull.last - hull.first + 1).next_power_of_two();
@@ -130,14 +136,16 @@ impl Home {
         self.parts[at].store(part.pack(), Ordering::Release);
     }
 
-    /// Whether to make the home afresh for claim number `number` of one CPU of `cpus`, if others look at it.
+    /// Whether to make the home afresh for claim number `number` of one CPU of `cpus`, if others
+    /// look at it.
     #[inline(always)]
     pub(super) fn is_old(number: u64, cpus: usize) -> bool {
         number.is_multiple_of(AFRESH * cpus.next_power_of_two() as u64)
     }
 
-    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next, and nothing else if it is made `afresh`. Returns
-    /// whether it has changed, and the parts that cover the claim, a bit for each. Only the CPU itself calls it, and has no claim.
+    /// Makes it cover claim number `number`, of the lock at `lock`, which is published next, and
+    /// nothing else if it is made `afresh`. Returns whether it has changed, and the parts that
+    /// cover the claim, a bit for each. Only the CPU itself calls it, and has no claim.
     #[inline(always)]
     pub(super) fn cover(
         &self,
@@ -164,7 +172,8 @@ impl Home {
         ranges(wanted).try_fold(0, |parts, range| Some(parts | bit(range)?))
     }
 
-    /// Empties `parts`, a bit for each. The CPU has no claim. Nothing is written of what is empty: other CPUs read the line.
+    /// Empties `parts`, a bit for each. The CPU has no claim. Nothing is written of what is empty:
+    /// other CPUs read the line.
     #[cold]
     pub(super) fn empty(&self, parts: u64) {
         for at in (0..2).filter(|at| parts & 1 << at != 0) {
@@ -206,7 +215,8 @@ impl Home {
         }
     }
 
-    /// Empties long parts, after the claim was released. Claims as long are rare, and other CPUs would read the slot for nothing.
+    /// Empties long parts, after the claim was released. Claims as long are rare, and other CPUs
+    /// would read the slot for nothing.
     #[inline(always)]
     pub(super) fn shrink(&self) {
         for at in 0..2 {
@@ -216,13 +226,15 @@ impl Home {
         }
     }
 
-    /// Whether it overlaps the home `other`, which covers what is wanted of the lock at `lock`. The CPU of the other home calls it.
+    /// Whether it overlaps the home `other`, which covers what is wanted of the lock at `lock`. The
+    /// CPU of the other home calls it.
     pub(super) fn overlaps(&self, lock: u64, other: &Self) -> bool {
         let own = [other.part(0), other.part(1)].into_iter();
         self.meets(lock, own.filter(|part| !part.is_empty()))
     }
 
-    /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Other CPUs call it.
+    /// Whether a claim of the lock at `lock` that conflicts with `wanted` may be in the slot. Other
+    /// CPUs call it.
     #[inline(always)]
     pub(super) fn may_have(&self, lock: u64, wanted: Wanted) -> bool {
         self.meets(lock, ranges(wanted))

@@ -9,12 +9,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// No count is that high.
 const NEVER: u64 = u64::MAX;
-/// After how many claims what was not used meanwhile is forgotten: parts of the home, and CPUs that are near no more.
+/// After how many claims what was not used meanwhile is forgotten: parts of the home, and CPUs that
+/// are near no more.
 const FORGET: u64 = 64;
 
 /// The CPUs whose homes overlap the home of one CPU, which alone uses it.
 ///
-/// *Invariant (near):* while the lock's count of changes is `count`, every CPU whose home overlaps is in `cpus`.
+/// *Invariant (near):* while the lock's count of changes is `count`, every CPU whose home overlaps
+/// is in `cpus`.
 #[derive(Debug)]
 pub(super) struct Near {
     count: AtomicU64,
@@ -39,8 +41,9 @@ impl Near {
         self.count.store(NEVER, Ordering::Relaxed);
     }
 
-    /// Claim number `number` is covered by these parts of the home, a bit for each. Every [`FORGET`] claims it returns the parts that no claim
-    /// has used since, and the CPU looks again for those that are near, if any were: some may be so no more.
+    /// Claim number `number` is covered by these parts of the home, a bit for each. Every
+    /// [`FORGET`] claims it returns the parts that no claim has used since, and the CPU looks again
+    /// for those that are near, if any were: some may be so no more.
     #[inline(always)]
     pub(super) fn uses(&self, parts: u64, number: u64) -> Option<u64> {
         let used = self.used.load(Ordering::Relaxed) | parts;
@@ -60,7 +63,8 @@ impl Near {
         self.cpus.iter().any(|bits| bits.load(Ordering::Relaxed) != 0)
     }
 
-    /// The CPUs near `own`, whose home covers its claim, and whose full fence for that claim was just issued.
+    /// The CPUs near `own`, whose home covers its claim, and whose full fence for that claim was
+    /// just issued.
     #[inline(always)]
     pub(super) fn cpus<'a>(
         &'a self,
@@ -104,7 +108,8 @@ impl RangeLock {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The home of `cpu` covers its next claim, and did not before; or the CPU is a new user. Before the full fence of the claim's try.
+    /// The home of `cpu` covers its next claim, and did not before; or the CPU is a new user.
+    /// Before the full fence of the claim's try.
     #[cold]
     #[inline(never)]
     pub(super) fn home_changed(&self, cpu: CpuId, slots: &ClaimSlots) {
@@ -114,7 +119,8 @@ impl RangeLock {
             return;
         }
         if !lost(Mutant::HomeCounts) {
-            // Release: a CPU that reads the new count reads the new home, and finds the CPU among the users.
+            // Release: a CPU that reads the new count reads the new home, and finds the CPU among
+            // the users.
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
     }

@@ -267,7 +267,8 @@ fn a_try_that_fails_wakes_those_that_found_it_active() {
     assert!(!failing.looks() && !sleeper.wakes() && sleeper.looks());
 }
 
-/// Those that wait without their core being given away are served first, and wake those that they stopped.
+/// Those that wait without their core being given away are served first, and wake those that they
+/// stopped.
 #[test]
 fn a_release_leaves_the_parked_to_one_that_waits() {
     for standing in [PARKED, FIRM] {
@@ -409,7 +410,8 @@ struct Claim<'a> {
     guard: RangeGuard<'a>,
 }
 
-/// Whether a claim for `wanted` is stopped by others than that of `cpu`: held ones, and waiting ones with a place before `place`.
+/// Whether a claim for `wanted` is stopped by others than that of `cpu`: held ones, and waiting
+/// ones with a place before `place`.
 fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> bool {
     let stops = |claim: &Claim<'_>| match claim.stands {
         Stands::Held => true,
@@ -420,7 +422,8 @@ fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> b
 }
 
 proptest! {
-    /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No two that collide are ever held.
+    /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No
+    /// two that collide are ever held.
     #[test]
     #[cfg_attr(miri, ignore = "all of it is safe code, on one thread, and takes the interpreter minutes")]
     fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(wanted), 1..80)) {
@@ -537,7 +540,8 @@ impl RangeGuard<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever happened before: if from now on each CPU that does not sleep goes on, and releases what it gets, then every claim is held at last.
+    /// Whatever happened before: if from now on each CPU that does not sleep goes on, and releases
+    /// what it gets, then every claim is held at last.
     #[test]
     #[cfg_attr(miri, ignore = "as the other")]
     fn nobody_sleeps_for_ever(steps in prop::collection::vec(step(narrow), 1..80)) {
@@ -650,7 +654,8 @@ fn a_cpu_that_comes_to_a_lock_looks_for_who_is_near_there() {
     let at = |gib: u64| [VirtRange::new(gib << 30, (gib << 30) + 4096), NOWHERE];
     drop(first.acquire(&slots, &other, at(1), &Spin));
     drop(first.acquire(&slots, &other, at(900), &Spin));
-    // Both locks have counted as many changes: what is known of the first says nothing of the second.
+    // Both locks have counted as many changes: what is known of the first says nothing of the
+    // second.
     let held = second.acquire(&slots, &one, at(1), &Spin);
     assert!(second.try_acquire(&slots, &other, at(1), &Spin).is_none());
     drop(held);

@@ -260,14 +260,16 @@ fn writers_part_and_join_while_readers_look() {
                     // SAFETY: the only local with this number.
                     let local = unsafe { Local::claim(CpuId(1 + writer)) };
                     let base = u64::from(writer) * SPAN;
-                    // A busy host may run the two one after the other: go on until they did overlap.
+                    // A busy host may run the two one after the other: go on until they did
+                    // overlap.
                     let enough = |edits| edits >= EDITS && parted.load(Ordering::Relaxed) > 10;
                     for i in 0..100 * EDITS {
                         if enough(i) {
                             break;
                         }
                         let section = grace.enter(&local);
-                        // Each has an entry that it replaces by another, beside it: never both, never none.
+                        // Each has an entry that it replaces by another, beside it: never both,
+                        // never none.
                         let (old, new) = (base + i % 2 * 8, base + (i + 1) % 2 * 8);
                         let wide = i % 64 == 63;
                         let place = VirtRange::new(base, if wide { 2 * SPAN } else { base + 16 });
