@@ -47,8 +47,9 @@
 //!
 //! `src/main.rs` may start as a copy of `examples/pages.rs`. Then
 //! `cargo build --release --target x86_64-unknown-none` builds
-//! `target/x86_64-unknown-none/release/my-kernel`, and the comment at the top of the example contains
-//! the command to boot the kernel. A test of `crates/boot` performs these steps in an empty directory.
+//! `target/x86_64-unknown-none/release/my-kernel`, and the comment at the top of the example
+//! contains the command to boot the kernel. A test of `crates/boot` performs these steps in an
+//! empty directory.
 //!
 //! # Other targets
 //!
