@@ -102,7 +102,7 @@ fn files_of_a_disk() {
 fn others_run_during_major_faults() {
     for machine in [Machine { cpus: 1, ..parallel() }, parallel()] {
         let disk = Disk { reads_per_second: Some(10), ..Disk::default() };
-        let ran = passes(&with(disk, machine), &["others_run"]);
+        let ran = passes(&with(disk, machine), &["other_threads_run"]);
         assert!(ran.report.counter("pgmajfault") >= Some(PAGES / 32), "{ran}");
     }
 }
@@ -115,9 +115,12 @@ fn file_disk_and_swap_disk_are_not_confused() {
     for machine in machines() {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
         let program = Program::guest(guest("swap").expect("guest programs come along"));
-        let program = program.files(files.path()).args(["comes_back"]);
+        let program = program.files(files.path()).args(["stored_values_are_read_back"]);
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
-        assert!(ran.output.contains("ok comes_back") && ran.report.messages.is_empty(), "{ran}");
+        assert!(
+            ran.output.contains("ok stored_values_are_read_back") && ran.report.messages.is_empty(),
+            "{ran}"
+        );
         let count = |name| ran.report.counter(name).expect("a counter");
         assert!(0 < count("pswpin") && count("pswpin") < count("pages_read"), "{ran}");
     }
@@ -233,11 +236,11 @@ fn text_of_a_disk_collapses() {
     let text: Vec<u8> = (0..3 * 512u64).flat_map(|page| page.to_le_bytes().repeat(512)).collect();
     fs::write(data.join("text"), text).expect("it can be written");
     let program = Program::guest(guest("collapse").expect("guest programs come along"));
-    let program = program.files(files.path()).args(["what_is_on_a_disk"]);
+    let program = program.files(files.path()).args(["text_on_a_disk"]);
     for machine in machines() {
         let machine = Machine { words: vec!["text_scan=20".into()], ..machine };
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
-        assert!(ran.output.contains("ok what_is_on_a_disk"), "{ran}");
+        assert!(ran.output.contains("ok text_on_a_disk"), "{ran}");
         assert!(ran.report.counter("thp_collapse_file") >= Some(3), "{ran}");
     }
 }

@@ -113,14 +113,18 @@ fn collapse() {
     // The kernel's default period is a second of CPU time.
     let often = || vec!["text_scan=20".to_owned()];
     for machine in machines() {
-        let checks = ["what_became_text", "what_was_changed", "whose_process_ends"];
+        let checks = [
+            "pages_touched_before_they_are_text",
+            "changed_and_discarded_pages",
+            "process_ends_during_collapse",
+        ];
         let machine = Machine { words: often(), ..machine };
         let ran = passes(&machine, "collapse", &checks, 3);
         assert!(ran.report.counter("thp_collapse_file") >= Some(6), "{ran}");
     }
     let words = [often(), vec!["set=huge_text=never".into()]].concat();
     let off = Machine { words, ..deterministic() };
-    let ran = passes(&off, "collapse", &["nothing_when_off"], 1);
+    let ran = passes(&off, "collapse", &["no_collapse_when_off"], 1);
     assert_eq!(ran.report.counter("thp_collapse_file"), Some(0), "{ran}");
 }
 
@@ -223,7 +227,8 @@ fn victims() {
 #[test]
 fn oom_without_candidates_kills_the_caller() {
     for machine in machines() {
-        let ran = passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["nobody"], 1);
+        let ran =
+            passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["no_candidates"], 1);
         let said = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
         assert!(said("Out of memory and no killable processes"), "{ran}");
         assert!(said("Out of memory: Killed process "), "{ran}");

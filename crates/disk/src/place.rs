@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_as_linux_reads_them() {
+    fn places_are_parsed_like_linux() {
         let place = Place { size: 512, address: 0xfeb0_0000, line: 24 };
         assert_eq!(Place::parse("512@0xfeb00000:24"), Some(place));
         assert_eq!(Place::parse("0x200@0xfeb00000:0x18"), Some(place));
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_place_is_none() {
+    fn invalid_places_are_rejected() {
         for text in ["", "512", "512@", "512@0xfeb00000", "@0xfeb00000:5", "512@0xg:5", "512@1:5:6"]
         {
             assert_eq!(Place::parse(text), None, "{text}");

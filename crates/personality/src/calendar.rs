@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_dates_do_no_harm() {
+    fn impossible_dates_do_not_panic() {
         assert_eq!(seconds(0, 0, 0, 0, 0, 0), 0);
         assert_eq!(from_bcd(0x59), 59);
     }

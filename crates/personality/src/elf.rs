@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_text_and_data_with_zeros() {
+    fn plan_maps_text_data_and_zeros() {
         let plan = plan(abi::ET_EXEC, &[TEXT, DATA]).unwrap();
         assert_eq!((plan.entry, plan.table, plan.bias), (0x40_1000, 0x40_0040, None));
         let flags = abi::PF_R;
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_movable_program_goes_two_thirds_up() {
+    fn movable_program_is_placed_at_two_thirds() {
         let at_zero = [[0, 0, 0x1234, 0x1234]];
         assert_eq!(plan(abi::ET_DYN, &at_zero).unwrap().bias, Some(ANYWHERE));
         assert_eq!(plan(abi::ET_EXEC, &at_zero), None, "it would have to lie at zero");

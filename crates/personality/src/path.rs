@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn slashes_part_names_however_many_they_are() {
+    fn repeated_slashes_separate_names() {
         let expected: [&[u8]; 3] = [b"a", b"..", b"b c"];
         assert_eq!(names(b"//a/..///b c/"), expected);
         assert!(names(b"///").is_empty());
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_at_the_end_asks_for_a_directory() {
+    fn trailing_slash_requires_a_directory() {
         let last = |path| {
             let step = Step::of(path).unwrap();
             (step.is_last(), step.ends_in_slash())
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_name_is_what_follows_the_last_slash() {
+    fn file_name_follows_the_last_slash() {
         assert_eq!(file_name(b"/bin/sh"), b"sh");
         assert_eq!(file_name(b"sh"), b"sh");
         assert_eq!(file_name(b"/bin/"), b"");

@@ -385,7 +385,7 @@ fn interrupted_sleep() -> Result<Duration, String> {
 }
 
 /// Calls that are pure queries, or accept settings without an effect.
-fn questions() -> Verdict {
+fn queries_and_no_ops() -> Verdict {
     // SAFETY: zeros are valid, and the pointers are to locals.
     unsafe {
         let mut state: libc::timex = zeroed();
@@ -421,5 +421,5 @@ const CHECKS: &[Check] = &[
     ("timer_files", timer_files),
     ("signal_files", signal_files),
     ("sleeps", sleeps),
-    ("questions", questions),
+    ("queries_and_no_ops", queries_and_no_ops),
 ];

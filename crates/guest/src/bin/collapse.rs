@@ -1,6 +1,6 @@
 //! `collapse CHECK…`: used text that is mapped in base pages is moved to huge pages in the
 //! background. The kernel scans text every [`PERIOD`] (`text_scan=20` on its command line).
-//! `what_is_on_a_disk` needs a disk with `/data/text`. (Debian's Linux has no huge pages for the
+//! `text_on_a_disk` needs a disk with `/data/text`. (Debian's Linux has no huge pages for the
 //! text of files, so the collapse never happens there.)
 
 use faultless_guest::check::{Check, Verdict};
@@ -86,7 +86,7 @@ fn map(file: &File, prot: i32) -> Result<Region, String> {
 }
 
 /// Pages that were touched before they became text.
-fn what_became_text() -> Verdict {
+fn pages_touched_before_they_are_text() -> Verdict {
     let file = file("became")?;
     let region = map(&file, READ)?;
     use_text(&region, None)?;
@@ -99,7 +99,7 @@ fn what_became_text() -> Verdict {
 }
 
 /// Text with a page that the program has changed, and whose copy it has then discarded.
-fn what_was_changed() -> Verdict {
+fn changed_and_discarded_pages() -> Verdict {
     let file = file("changed")?;
     let region = map(&file, WRITE | PROT_EXEC)?;
     use_text(&region, None)?;
@@ -117,7 +117,7 @@ fn what_was_changed() -> Verdict {
 }
 
 /// A child that ends while it has text to collapse, repeatedly.
-fn whose_process_ends() -> Verdict {
+fn process_ends_during_collapse() -> Verdict {
     let file = file("ends")?;
     for _ in 0..2 {
         let child = outcome(|| {
@@ -140,7 +140,7 @@ fn whose_process_ends() -> Verdict {
 
 /// Text on a disk, a quarter of which was read and is in use: the rest is read for the huge pages,
 /// without a waiting thread.
-fn what_is_on_a_disk() -> Verdict {
+fn text_on_a_disk() -> Verdict {
     const USED: u64 = HUGE / PAGE / 4;
     let file = io("open", File::open("/data/text"))?;
     let region = map(&file, READ)?;
@@ -171,7 +171,7 @@ fn what_is_on_a_disk() -> Verdict {
 }
 
 /// Text on a machine with the knob off is not collapsed; elsewhere this check fails.
-fn nothing_when_off() -> Verdict {
+fn no_collapse_when_off() -> Verdict {
     let file = file("off")?;
     let map = |offset| {
         let prot = READ | PROT_EXEC;
@@ -194,11 +194,11 @@ fn nothing_when_off() -> Verdict {
 }
 
 const CHECKS: &[Check] = &[
-    ("what_became_text", what_became_text),
-    ("what_was_changed", what_was_changed),
-    ("whose_process_ends", whose_process_ends),
-    ("what_is_on_a_disk", what_is_on_a_disk),
-    ("nothing_when_off", nothing_when_off),
+    ("pages_touched_before_they_are_text", pages_touched_before_they_are_text),
+    ("changed_and_discarded_pages", changed_and_discarded_pages),
+    ("process_ends_during_collapse", process_ends_during_collapse),
+    ("text_on_a_disk", text_on_a_disk),
+    ("no_collapse_when_off", no_collapse_when_off),
 ];
 
 fn main() {

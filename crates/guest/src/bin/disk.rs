@@ -1,7 +1,7 @@
 //! `disk CHECK…`: files on a disk, whose pages are read on demand.
 //!
 //! In `/data` each check has its own file, which has not been read before: [`PAGES`] pages, with
-//! [`word`] of its offset in each word. `others_run` needs a slow disk, and `errors` a disk that
+//! [`word`] of its offset in each word. `other_threads_run` needs a slow disk, and `errors` a disk that
 //! cannot read page [`BAD`] of its file.
 
 use faultless_guest::check::{Check, Verdict};
@@ -125,7 +125,7 @@ fn many_threads() -> Verdict {
 }
 
 /// While a thread waits for the disk, other threads run on its CPU.
-fn others_run() -> Verdict {
+fn other_threads_run() -> Verdict {
     static STEPS: AtomicU64 = AtomicU64::new(0);
     static END: AtomicBool = AtomicBool::new(false);
     let region = map(&file("slow")?, READ, libc::MAP_PRIVATE)?;
@@ -481,7 +481,7 @@ const CHECKS: &[Check] = &[
     ("reads", reads),
     ("mapped", mapped),
     ("many_threads", many_threads),
-    ("others_run", others_run),
+    ("other_threads_run", other_threads_run),
     ("copies", copies),
     ("populated", populated),
     ("advised", advised),

@@ -385,7 +385,7 @@ fn holes() -> Verdict {
 
 /// While one process truncates a file, another extends it and stores to its private mapping: the
 /// store is kept.
-fn lengthened_meanwhile() -> Verdict {
+fn extended_during_truncation() -> Verdict {
     const ROUNDS: u32 = 300;
     const LEN: i64 = 8 * PAGE as i64;
     let file = create("a")?;
@@ -433,7 +433,7 @@ fn lengthened_meanwhile() -> Verdict {
 }
 
 /// A descriptor keeps an unlinked file, and `memfd_create` makes a file without a name.
-fn nameless() -> Verdict {
+fn files_without_names() -> Verdict {
     let mut file = create("a")?;
     io("unlink", fs::remove_file(path("a")))?;
     io("write", file.write_all(b"still there"))?;
@@ -464,10 +464,10 @@ const CHECKS: &[Check] = &[
     ("mappings_outlive", mappings_outlive),
     ("beyond_the_end", beyond_the_end),
     ("holes", holes),
-    ("lengthened_meanwhile", lengthened_meanwhile),
+    ("extended_during_truncation", extended_during_truncation),
     ("directories", directories),
     ("links_and_stat", links_and_stat),
-    ("nameless", nameless),
+    ("files_without_names", files_without_names),
 ];
 
 fn main() {

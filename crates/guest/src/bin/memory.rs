@@ -320,7 +320,7 @@ fn other_processes_signalled() -> Verdict {
 }
 
 /// `/proc/self/pagemap`.
-fn pages_told() -> Verdict {
+fn pagemap_reports_pages() -> Verdict {
     const PRESENT: u64 = 1 << 63;
     const OF_FILE: u64 = 1 << 61;
     const EXCLUSIVE: u64 = 1 << 56;
@@ -384,7 +384,7 @@ const CHECKS: &[Check] = &[
     ("memory_as_a_file", memory_as_a_file),
     ("other_processes", other_processes),
     ("other_processes_signalled", other_processes_signalled),
-    ("pages_told", pages_told),
+    ("pagemap_reports_pages", pagemap_reports_pages),
 ];
 
 fn main() {

@@ -238,7 +238,7 @@ fn moves() -> Verdict {
 }
 
 /// A thread's policy applies to its later mappings, and its children inherit the policy.
-fn of_threads() -> Verdict {
+fn thread_policies() -> Verdict {
     const PAGES: u64 = 16;
     let last = last()?;
     let policy = Policy::preferred(last);
@@ -263,7 +263,7 @@ const CHECKS: &[Check] = &[
     ("directories", directories),
     ("new_pages", new_pages),
     ("moves", moves),
-    ("of_threads", of_threads),
+    ("thread_policies", thread_policies),
 ];
 
 fn main() {

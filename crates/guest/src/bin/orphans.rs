@@ -124,7 +124,7 @@ fn init() -> Verdict {
 }
 
 /// A signal to all processes reaches neither its sender nor process 1.
-fn everybody() -> Verdict {
+fn signal_to_all() -> Verdict {
     if !has_init() {
         return Ok(());
     }
@@ -269,7 +269,7 @@ const CHECKS: &[Check] = &[
     ("adopted", adopted),
     ("zombies", zombies),
     ("init", init),
-    ("everybody", everybody),
+    ("signal_to_all", signal_to_all),
     ("groups", groups),
     ("death_signals", death_signals),
     ("subreapers", subreapers),

@@ -42,7 +42,7 @@ fn select([ds, es, gs]: [u16; 3]) {
 }
 
 /// Each process has its own selectors; a child starts with its parent's.
-fn selectors_are_own() -> Verdict {
+fn selectors_are_per_process() -> Verdict {
     const ROUNDS: usize = 50;
     let place = doing("mmap", Shared::new(Meeting::new()))?;
     // On one CPU: every meeting switches between the processes.
@@ -152,7 +152,7 @@ const NOWHERE: usize = 1 << 63;
 
 /// A handler at an invalid address causes another signal, repeatedly, until the stack is used up.
 /// During this time other programs run, and may kill this program.
-fn handlers_nowhere() -> Verdict {
+fn handlers_at_invalid_addresses() -> Verdict {
     // A stack that lasts for seconds, in little memory.
     const STACK: u64 = 1 << 30;
     const PIECE: u64 = 4 << 20;
@@ -307,10 +307,10 @@ fn no_local_descriptors() -> Verdict {
 const CHECKS: &[Check] = &[
     ("error_codes", error_codes),
     ("no_local_descriptors", no_local_descriptors),
-    ("selectors_are_own", selectors_are_own),
+    ("selectors_are_per_process", selectors_are_per_process),
     ("selectors_end_with_the_program", selectors_end_with_the_program),
     ("unfit_states", unfit_states),
-    ("handlers_nowhere", handlers_nowhere),
+    ("handlers_at_invalid_addresses", handlers_at_invalid_addresses),
     ("returns", returns),
 ];
 

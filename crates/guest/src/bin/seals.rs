@@ -93,7 +93,7 @@ fn writable_mappings_exclude_the_seal() -> Verdict {
 }
 
 /// A sealed file cannot be stored to, in any way.
-fn sealed_files_stay_as_they_are() -> Verdict {
+fn sealed_files_cannot_be_changed() -> Verdict {
     let file = sealable(0)?;
     same!(seal(&file, F_SEAL_WRITE), 0, "F_SEAL_WRITE");
     same!(errno(map(&file, WRITE, SHARED)), EPERM, "a writable mapping");
@@ -144,7 +144,7 @@ fn lengths() -> Verdict {
 }
 
 /// Seals that do not exist, and a file's initial seals.
-fn which_seals() -> Verdict {
+fn invalid_and_initial_seals() -> Verdict {
     let file = sealable(0)?;
     same!(seal(&file, 0x40), EINVAL, "an unknown seal");
     same!(seal(&file, 0x40 | F_SEAL_GROW), EINVAL, "an unknown seal and a known one");
@@ -172,10 +172,10 @@ fn which_seals() -> Verdict {
 
 const CHECKS: &[Check] = &[
     ("writable_mappings_exclude_the_seal", writable_mappings_exclude_the_seal),
-    ("sealed_files_stay_as_they_are", sealed_files_stay_as_they_are),
+    ("sealed_files_cannot_be_changed", sealed_files_cannot_be_changed),
     ("future_writes", future_writes),
     ("lengths", lengths),
-    ("which_seals", which_seals),
+    ("invalid_and_initial_seals", invalid_and_initial_seals),
 ];
 
 fn main() {

@@ -52,7 +52,7 @@ fn told() -> Result<[u64; 2], String> {
 }
 
 /// Stored values are loaded again, also by a forked child; and each process has its own pages.
-fn comes_back() -> Verdict {
+fn stored_values_are_read_back() -> Verdict {
     let region = doing("mmap", Region::anonymous(LARGE))?;
     put(&region, 1);
     same!(wrong(&region, 1, 1), None, "a page");
@@ -68,7 +68,7 @@ fn comes_back() -> Verdict {
 }
 
 /// `/proc` and `sysinfo` report the used part of the area. Discarded pages leave the area.
-fn is_told() -> Verdict {
+fn used_area_is_reported() -> Verdict {
     const LEAST: u64 = LARGE - (96 << 20);
     let before = area()?[1];
     let region = doing("mmap", Region::anonymous(LARGE))?;
@@ -94,7 +94,7 @@ fn is_told() -> Verdict {
 }
 
 /// `/proc/self/pagemap` reports the pages in the area, and their slots.
-fn pages_told() -> Verdict {
+fn pagemap_reports_slots() -> Verdict {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const PAGES: u64 = 64;
@@ -201,9 +201,9 @@ fn none() -> Verdict {
 }
 
 const CHECKS: &[Check] = &[
-    ("comes_back", comes_back),
-    ("is_told", is_told),
-    ("pages_told", pages_told),
+    ("stored_values_are_read_back", stored_values_are_read_back),
+    ("used_area_is_reported", used_area_is_reported),
+    ("pagemap_reports_slots", pagemap_reports_slots),
     ("cached", cached),
     ("several", several),
 ];

@@ -71,7 +71,7 @@ fn all_come(used: &Region) -> Verdict {
 }
 
 /// Most of the used pages stay in the fast node while more pages are filled than the node holds.
-fn stays() -> Verdict {
+fn used_pages_stay_fast() -> Verdict {
     let before = counter("pgdemote")?;
     let [used, other] = beside(64 << 20)?;
     let (near, all) = (pages_on(&used, 0)?, used.pages().count());
@@ -82,7 +82,7 @@ fn stays() -> Verdict {
 }
 
 /// Used pages stay in memory while more pages are filled than memory holds.
-fn others_leave() -> Verdict {
+fn used_pages_stay_in_memory() -> Verdict {
     let before = counter("pswpout")?;
     let [used, other] = beside(128 << 20)?;
     let [near, far] = [pages_on(&used, 0)?, pages_on(&used, 1)?];
@@ -94,7 +94,7 @@ fn others_leave() -> Verdict {
 }
 
 /// Used pages move to the fast node, and other pages leave it.
-fn comes() -> Verdict {
+fn used_pages_become_fast() -> Verdict {
     let used = filled(USED)?;
     let pages = used.addresses();
     let mut status = vec![0; pages.len()];
@@ -108,7 +108,11 @@ fn comes() -> Verdict {
     Ok(())
 }
 
-const CHECKS: &[Check] = &[("stays", stays), ("comes", comes), ("others_leave", others_leave)];
+const CHECKS: &[Check] = &[
+    ("used_pages_stay_fast", used_pages_stay_fast),
+    ("used_pages_become_fast", used_pages_become_fast),
+    ("used_pages_stay_in_memory", used_pages_stay_in_memory),
+];
 
 fn main() {
     let args = Args::read("tiers", &[]);

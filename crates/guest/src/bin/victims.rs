@@ -1,7 +1,7 @@
 //! `victims [CHECK…]`: the choice of the killed process when memory is out. Hogs take all memory,
 //! in separate processes; other processes must not be affected.
 //!
-//! `nobody`, which runs only by name, requires a machine whose processes are all protected; Linux
+//! `no_candidates`, which runs only by name, requires a machine whose processes are all protected; Linux
 //! panics in this case.
 //!
 //! The machine's memory limits the hogs, so the machine must have less than 2 GiB; on a larger
@@ -272,7 +272,7 @@ fn sparse() -> Verdict {
 
 /// A hog that never stores: the kernel reads into its memory. The hog gets no error when memory is
 /// out.
-fn by_reads() -> Verdict {
+fn hog_that_only_reads() -> Verdict {
     /// Bytes of a read.
     const READ: u64 = 1 << 20;
     let (shared, before) = (Shared::new()?, kills()?);
@@ -324,7 +324,7 @@ fn together() -> Verdict {
 
 /// The victim's memory is in use for a while after the end of its process, by a reader in `/proc`.
 /// No other process is killed during this time.
-fn read_of() -> Verdict {
+fn memory_held_by_readers() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     // The second victim, if a second process were killed.
     let medium = bystander(&shared, 1, memory()? / 5, 0)?;
@@ -387,7 +387,7 @@ fn shared_memory() -> Verdict {
 }
 
 /// If all processes are protected, the process that finds no memory is killed. (Linux panics.)
-fn nobody() -> Verdict {
+fn no_candidates() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let other = bystander(&shared, 1, memory()? / 4, 0)?;
     ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
@@ -437,14 +437,14 @@ const CHECKS: &[Check] = &[
     ("offered", offered),
     ("calls", calls),
     ("sparse", sparse),
-    ("by_reads", by_reads),
+    ("hog_that_only_reads", hog_that_only_reads),
     ("together", together),
-    ("read_of", read_of),
+    ("memory_held_by_readers", memory_held_by_readers),
     ("shared_memory", shared_memory),
     ("score", score),
 ];
 /// On the bare kernel only.
-const UNLIKE_LINUX: &[Check] = &[("nobody", nobody)];
+const UNLIKE_LINUX: &[Check] = &[("no_candidates", no_candidates)];
 
 fn main() -> ExitCode {
     let args = Args::read("victims", &["settle"]);
@@ -459,7 +459,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     proc::no_huge_pages();
-    let protects_all = args.words().iter().any(|word| word == "nobody");
+    let protects_all = args.words().iter().any(|word| word == "no_candidates");
     if protects_all {
         adjust(-1000);
     }
