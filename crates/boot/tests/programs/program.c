@@ -1,4 +1,4 @@
-/* What C programs use of their library and its system calls. Prints the same on every system. */
+/* Uses the C library and its system calls. The output is the same on every system. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     printf("variable %s\n", getenv("VARIABLE"));
     printf("numbers %d %.6f %e %g %s\n", -42, M_PI, 1e100, sqrt(2.0), "text");
 
-    /* The allocator, small and large. */
+    /* Small and large allocations. */
     enum { COUNT = 2000 };
     char **blocks = calloc(COUNT, sizeof *blocks);
     size_t total = 0;

@@ -22,7 +22,7 @@ for status in 0 1 2 3 77 127; do
 done
 echo "statuses $count"
 
-# A pipe that its reader leaves early.
+# A pipe whose reader ends early.
 $box yes | $box head -n 2
 
 # A deep chain.
