@@ -1,12 +1,12 @@
-//! Programs: as the host checks them before anything boots, and as the kernel plans them.
+//! Programs: the host's checks before a boot, and the kernel's plan.
 
 use faultless_boot::elf::{check, plan};
 use faultless_personality::elf::Plan;
 
-/// A program file, as the host checks it and as the kernel plans it.
+/// Checks a program file as the host does, and plans it as the kernel does.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn elf(bytes: &[u8]) {
     let plan = plan(bytes);
     if let Some(plan) = &plan {
@@ -20,7 +20,7 @@ pub fn elf(bytes: &[u8]) {
     }
 }
 
-/// Its segments are pages, in order (two may share one), in user space and in the file.
+/// Checks that the segments are pages, in order (two may share one), in user space and in the file.
 fn sound(plan: &Plan, length: u64) {
     let mut before = 0;
     for segment in &plan.segments {

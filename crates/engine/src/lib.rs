@@ -1,7 +1,7 @@
-//! Engines for fuzzers: each takes any bytes at all, and panics where a promise is broken.
+//! Engines for fuzzers: each engine accepts any bytes, and panics if a promise is broken.
 //!
-//! Ordinary tests run them on a fixed corpus and on some thousands of mutations of it;
-//! `cargo fuzz` runs them for as long as it is let:
+//! Ordinary tests run the engines on a fixed corpus and on thousands of mutations; `cargo fuzz`
+//! runs the engines without a limit:
 //!
 //! ```text
 //! cargo +nightly fuzz run operations -- -max_total_time=600
@@ -17,7 +17,7 @@ pub use elf::elf;
 pub use operations::operations;
 pub use trace::{addresses, body, perf, trace};
 
-/// Takes any bytes.
+/// Accepts any bytes.
 pub type Engine = fn(&[u8]);
 
 /// All engines, by the names of the fuzz targets.

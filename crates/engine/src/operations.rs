@@ -1,5 +1,5 @@
-//! Calls, loads and stores in several processes, as bytes say, with any arguments at all: no panic,
-//! no stale translation, and all frames accounted for.
+//! Calls, loads and stores in several processes, chosen by bytes, with any arguments: no panic, no
+//! stale translation, and all frames accounted for.
 
 use faultless::audit::audit_with;
 use faultless::{
@@ -8,15 +8,15 @@ use faultless::{
 };
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Stop};
 
-/// Where most calls are about: two tables meet in its middle.
+/// The base address of most calls: two tables meet in the middle of the range.
 const BASE: u64 = (1 << 30) - 32 * PAGE_SIZE;
-/// Addresses at which arithmetic goes wrong, if it does.
+/// Addresses at which arithmetic errors are likely.
 const EDGES: [u64; 8] =
     [0, 0x1_0000, 1 << 39, 0x7fff_ffff_f000, 0x7fff_ffff_e000, 1 << 47, 1 << 63, u64::MAX - 0xfff];
 const OBJECTS: usize = 2;
 const PROCESSES: usize = 3;
 
-/// The bytes that are left, and zeros behind them.
+/// The remaining bytes, followed by zeros.
 struct Bytes<'b>(&'b [u8]);
 
 impl Bytes<'_> {
@@ -51,10 +51,10 @@ impl Bytes<'_> {
     }
 }
 
-/// Does as `bytes` say.
+/// Runs the operations encoded in `bytes`.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn operations(bytes: &[u8]) {
     let config =
         Config { memory_bytes: 4 << 20, cpus: 1, checked: Checked::Panic, ..Config::default() };
@@ -91,7 +91,7 @@ pub fn operations(bytes: &[u8]) {
             2 => set(&native, &mut bytes),
             3 => truncate(&processes, &objects, &mut bytes),
             _ => {
-                // Signals and refusals are answers like any other.
+                // Signals and refusals are permitted results.
                 let _ = processes[turn].run(|cpu| step(cpu, kind, &objects, &mut bytes));
             }
         }

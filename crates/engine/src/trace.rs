@@ -1,4 +1,5 @@
-//! Readers of recordings: what they take they understand, and what they refuse they explain.
+//! Readers of recordings: an accepted recording is understood, and a refused recording is
+//! explained.
 
 use faultless_trace::lackey::{self, text::Pages};
 use faultless_trace::plan::Plan;
@@ -11,24 +12,24 @@ const NAME: &str = "some.data";
 /// A file of either format.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn trace(bytes: &[u8]) {
     understood(parse(Path::new(NAME), bytes));
 }
 
-/// A file as `perf record` writes it, from its first byte on.
+/// Reads a file in the format of `perf record`, from its first byte on.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn perf(bytes: &[u8]) {
     understood(perf_data::parse(Path::new(NAME), bytes));
 }
 
-/// What is inside a compact recording: `bytes` get the header, checksum and compression that let
-/// them through to the reader of the body.
+/// Reads the body of a compact recording: `bytes` get the header, checksum and compression required
+/// to reach the reader of the body.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn body(bytes: &[u8]) {
     let mut file = compact::MAGIC.to_vec();
     file.extend(compact::VERSION.to_le_bytes());
@@ -41,7 +42,7 @@ pub fn body(bytes: &[u8]) {
 /// A trace of addresses, compressed or not.
 ///
 /// # Panics
-/// A promise is broken.
+/// If a promise is broken.
 pub fn addresses(bytes: &[u8]) {
     let mut pages = Pages::default();
     let mut read =
@@ -74,7 +75,7 @@ fn understood(read: Result<Trace, Error>) {
         Ok(trace) => {
             let _ = trace.summary().to_string();
             let _ = Plan::new(&trace);
-            // It can be kept, and is the same then.
+            // The trace can be encoded, and decodes to the same trace.
             if let Ok(file) = compact::encode(Path::new(NAME), &trace) {
                 let again = compact::parse(Path::new(NAME), &file);
                 assert_eq!(again.as_ref(), Ok(&trace), "kept and read again");

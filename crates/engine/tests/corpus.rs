@@ -1,10 +1,10 @@
-//! Every engine on a fixed corpus, and on mutations of it that are the same in every run.
+//! Every engine on a fixed corpus, and on mutations of the corpus that are the same in every run.
 
 use faultless_engine::ENGINES;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where an engine's corpus is, and how many mutations of it are tried.
+/// Returns the files of an engine's corpus, and the number of mutations to try.
 fn corpus(engine: &str) -> (Vec<PathBuf>, u32) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (folder, name, mutations) = match engine {

@@ -2,9 +2,9 @@
 //!
 //! `cargo run -p faultless --example guest_memory`
 //!
-//! Two guests start from one image, a memory object that each maps privately: they share its pages,
-//! and copy those that they write. The hypervisor loads and reads their memory from outside, takes
-//! memory back by a balloon, and a snapshot is a fork of the space. A guest has a framebuffer,
+//! Two guests start from one image, a memory object mapped privately by each guest: they share its
+//! pages, and copy the pages they write. The hypervisor loads and reads their memory remotely, and
+//! reclaims memory by a balloon. A snapshot is a fork of the space. A guest has a framebuffer,
 //! which is device memory, and a network card writes to its pinned pages.
 //!
 //! On hardware the space's tables are the nested page tables, and a violation is a fault of the
@@ -46,8 +46,9 @@ impl Host {
     }
 }
 
-// SAFETY: CPUs and regions never change; frames are the elements of a vector, made of atomics, and
-// nobody else's. There is one CPU, without a TLB, whose guests' accesses go through `Space::walk`.
+// SAFETY: CPUs and regions never change; frames are the elements of a vector, made of atomics,
+// without other users. There is one CPU, without a TLB, whose guests' accesses go through
+// `Space::walk`.
 unsafe impl Machine for Host {
     type Predictor = Streams;
 
@@ -81,7 +82,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// A guest whose memory is `image`.
+    /// Creates a guest whose memory is `image`.
     fn boot(cpu: &Cpu<'_, Host>, image: &Shared<Object>) -> Result<Self, faultless::Error> {
         let memory = Space::new(cpu)?;
         let backing = Backing { object: image, first: 0, may_write: true };
@@ -90,7 +91,7 @@ impl Guest {
         Ok(Self { memory })
     }
 
-    /// Runs `program` on a virtual CPU: what it accesses is this guest's memory.
+    /// Runs `program` on a virtual CPU, whose accesses go to this guest's memory.
     fn run<R>(&self, cpu: &Cpu<'_, Host>, program: impl FnOnce(&Self) -> R) -> R {
         self.memory.activate(cpu);
         let result = program(self);
@@ -99,8 +100,8 @@ impl Guest {
         result
     }
 
-    /// An access of the guest to the word at `addr`. A violation of the nested tables is a fault of
-    /// the space.
+    /// Makes an access of the guest to the word at `addr`. A violation of the nested tables is a
+    /// fault of the space.
     fn access<'m>(
         &self,
         cpu: &Cpu<'m, Host>,
@@ -116,8 +117,8 @@ impl Guest {
         }
     }
 
-    /// The guest's balloon takes pages, which the guest does not use meanwhile, and the host has
-    /// their frames. Should the guest access them all the same, they are the image's again.
+    /// Lets the guest's balloon take pages, which the guest does not use in the meantime; the host
+    /// gets their frames. If the guest accesses the pages anyway, they show the image again.
     fn balloon(&self, cpu: &Cpu<'_, Host>, first: u64, pages: u64) -> Result<(), faultless::Error> {
         self.memory.madvise(cpu, first * PAGE_SIZE, pages * PAGE_SIZE, Advice::DontNeed)
     }
@@ -125,10 +126,10 @@ impl Guest {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let vm = Vm::new(Host::new())?;
-    // SAFETY: the only one of CPU 0, used by this thread alone.
+    // SAFETY: the only handle of CPU 0, used by this thread alone.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
 
-    // The image: the hypervisor maps it shared, to fill it.
+    // The image: the hypervisor maps the object shared, to fill it.
     let image = Object::try_new(&cpu, PAGES, 1)?;
     let loader = Space::new(&cpu)?;
     let backing = Backing { object: &image, first: 0, may_write: true };
@@ -152,7 +153,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..PAGES).filter(own).count()
     };
 
-    // Each stores to some pages, and has copies of these alone.
+    // Each guest stores to some pages, and has copies of only these pages.
     for (number, guest) in guests.iter().enumerate() {
         guest.run(&cpu, |guest| {
             for page in 0..8 {
@@ -171,21 +172,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(read(&guests[1].memory, 3, 8)?, 1u64.to_ne_bytes());
     assert_eq!(read(&guests[1].memory, 20, 20)?, b"page 20 of the image");
 
-    // A snapshot: a fork. The guest goes on, and the snapshot is written out page by page from
-    // outside.
+    // A snapshot is a fork. The guest continues, and the snapshot is written out remotely, page by
+    // page.
     let snapshot = guests[0].memory.fork(&cpu)?;
     guests[0].memory.write_bytes(&cpu, 0, &77u64.to_ne_bytes())?;
     assert_eq!(read(&snapshot, 0, 8)?, 0u64.to_ne_bytes());
     assert_eq!(read(&guests[0].memory, 0, 8)?, 77u64.to_ne_bytes());
     snapshot.exit(&cpu);
 
-    // A framebuffer above the guest's memory. What the guest draws is there at once.
+    // A framebuffer above the guest's memory. The guest's drawings are visible there at once.
     let (first, at) = (FrameNumber(FRAMES), PAGES * PAGE_SIZE);
     let device = DeviceMemory { first, cache: CacheMode::WriteCombining, tag: 2, may_write: true };
     let (len, flags) = (u64::from(FRAMEBUFFER) * PAGE_SIZE, MapFlags::SHARED | MapFlags::FIXED);
     let rw = Prot::READ | Prot::WRITE;
     // SAFETY: a virtual CPU's accesses find the frames, which hold numbers, in the host's memory;
-    // nothing else uses them.
+    // the frames have no other user.
     unsafe { guests[1].memory.mmap_device(&cpu, at, len, rw, flags, device) }?;
     guests[1].run(&cpu, |guest| {
         let pixels = guest.access(&cpu, at + PAGE_SIZE + 8, Access::Write)?;
@@ -194,8 +195,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     assert_eq!(vm.machine().memory[FRAMES as usize + 1].0[1].load(Ordering::Relaxed), 0x00ff_7f00);
 
-    // A network card writes to pages of a guest, which stay where it writes. A snapshot has copies
-    // of them.
+    // A network card writes to pages of a guest, which stay in their frames. A snapshot has copies
+    // of the pages.
     let pins = guests[1].memory.pin(&cpu, 4 * PAGE_SIZE, 2 * PAGE_SIZE, true)?;
     let snapshot = guests[1].memory.fork(&cpu)?;
     let received = &vm.machine().memory[pins.frames()[1].0 as usize].0[0];
@@ -205,7 +206,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     snapshot.exit(&cpu);
     drop(pins);
 
-    // The balloon: frames that the guest gives up are free.
+    // The balloon: frames released by the guest are free.
     let free = || {
         cpu.drain();
         vm.free_frames()
@@ -215,7 +216,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!((free() - before, frames_of(&guests[0])), (8, 0));
     assert_eq!(read(&guests[0].memory, 3, 19)?, b"page 3 of the image");
 
-    // The image is replaced: its pages leave it, and all guests.
+    // The image is replaced: its pages leave the image and all guests.
     let pages = 16..32;
     image.free_pages(&cpu, pages.clone());
     for guest in &guests {

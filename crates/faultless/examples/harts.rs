@@ -1,11 +1,12 @@
-//! An interpreter of a few RISC-V instructions, with two harts and a software TLB each: two threads
-//! of a program, and then the program and its forked child, which copy what they write.
+//! An interpreter of a few RISC-V instructions, with two harts and a software TLB each. First two
+//! threads of a program run, and then the program and its forked child, which copy the pages they
+//! write.
 //!
 //! `cargo run -p faultless --example harts`
 //!
 //! A hart is a thread of the host. Its MMU is [`Hart::translate`]: the TLB, then [`Space::walk`],
-//! then the page fault. What makes the TLB coherent is in the [`Machine`]: `invalidate` drops
-//! translations, and `interrupt` raises a line that a hart looks at before each instruction.
+//! then the page fault. The [`Machine`] keeps the TLB coherent: `invalidate` drops translations,
+//! and `interrupt` raises a line that a hart checks before each instruction.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ const TLB_ENTRIES: usize = 64;
 #[repr(C, align(4096))]
 struct Frame([AtomicU64; PAGE_SIZE as usize / 8]);
 
-/// A translation of a page: it allows `access`, and whatever asks for less.
+/// A translation of a page, which allows `access` and every weaker access.
 #[derive(Clone, Copy)]
 struct Cached {
     page: u64,
@@ -34,11 +35,11 @@ struct Cached {
     frame: FrameNumber,
 }
 
-/// A hart as the machine sees it.
+/// The machine's state of a hart.
 struct HartState {
     /// The interrupt line.
     line: AtomicBool,
-    /// Of the space that the hart runs. Its own thread alone takes the lock.
+    /// The translations of the hart's space. Only the hart's own thread takes the lock.
     tlb: Mutex<[Option<Cached>; TLB_ENTRIES]>,
 }
 
@@ -69,15 +70,15 @@ impl Board {
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions never change; frames are the elements of a vector, made of atomics, and nobody
-//   else's.
-// - A hart uses translations of the space that it runs alone. `invalidate` drops those in the range
-//   from its TLB, and a hart caches nothing else; it is called by the hart's own thread, so no walk
-//   is under way.
-// - A hart looks at its line before each instruction, and serves flushes if it is raised: with
-//   acquire, where it was raised with release. Between that look and the end of the instruction it
-//   uses one translation.
-// - Harts change entries through `Space::walk` alone.
+// - CPUs and regions never change; frames are the elements of a vector, made of atomics, without
+//   other users.
+// - A hart uses translations only of the space it runs. `invalidate` drops the translations in the
+//   range from its TLB, and a hart has no other cache; the hart's own thread makes the call, so no
+//   walk is in progress.
+// - A hart checks its line before each instruction, and serves flushes if the line is raised: with
+//   acquire, paired with the release of the raise. Between this check and the end of the
+//   instruction it uses one translation.
+// - Harts change entries only through `Space::walk`.
 unsafe impl Machine for Board {
     type Predictor = Streams;
 
@@ -93,7 +94,6 @@ unsafe impl Machine for Board {
         ptr::from_ref(&self.memory[frame.0 as usize]).cast_mut().cast()
     }
 
-    // ANCHOR: flushes
     fn invalidate(&self, cpu: CpuId, _: SpaceId, what: Invalidate) {
         let goes = |cached: &Cached| match what {
             Invalidate::Range(range) => range.contains(cached.page << PAGE_SHIFT),
@@ -113,7 +113,6 @@ unsafe impl Machine for Board {
     fn interrupt(&self, cpu: CpuId) {
         self.harts[cpu.index()].line.store(true, Ordering::Release);
     }
-    // ANCHOR_END: flushes
 
     fn relax(&self, looks: u32) {
         // The host may have fewer cores than there are harts.
@@ -131,8 +130,8 @@ struct Hart<'a> {
 }
 
 impl<'a> Hart<'a> {
-    /// Runs the program at `pc` until its `ecall`, and returns register `a0` (`x10`), which was
-    /// `a0` at the start.
+    /// Runs the program at `pc` until its `ecall`. `a0` (`x10`) is the initial value of register
+    /// `a0`, whose final value is returned.
     fn run(
         cpu: &Cpu<'_, Board>,
         space: &Space<Board>,
@@ -155,8 +154,8 @@ impl<'a> Hart<'a> {
         result
     }
 
-    /// Where `addr` leads for `access`: as the TLB says, or else as the tables say, perhaps after a
-    /// page fault.
+    /// Translates `addr` for `access`: by the TLB, or else by the tables, possibly after a page
+    /// fault.
     fn translate(&self, addr: u64, access: Access) -> Result<&'a AtomicU64, FaultError> {
         let board = self.cpu.vm().machine();
         let state = &board.harts[self.cpu.id().index()];
@@ -165,7 +164,7 @@ impl<'a> Hart<'a> {
         let word =
             |frame: FrameNumber| &board.memory[frame.0 as usize].0[(addr % PAGE_SIZE) as usize / 8];
         let cached = state.with_tlb(|tlb| tlb[slot]);
-        // What was walked for a store is also good for loads, but not for fetches.
+        // A translation for stores also serves loads, but not fetches.
         let serves = |of: Access| of == access || (of, access) == (Access::Write, Access::Read);
         if let Some(Cached { frame, .. }) = cached.filter(|it| it.page == page && serves(it.access))
         {
@@ -181,14 +180,12 @@ impl<'a> Hart<'a> {
         }
     }
 
-    /// Executes one instruction. False: it was an `ecall`.
+    /// Executes one instruction. Returns false for an `ecall`.
     fn step(&mut self) -> Result<bool, FaultError> {
-        // ANCHOR: serve
         if self.cpu.vm().machine().harts[self.cpu.id().index()].line.swap(false, Ordering::Acquire)
         {
             self.cpu.serve_flushes();
         }
-        // ANCHOR_END: serve
         let pair = self.translate(self.pc, Access::Execute)?.load(Ordering::Relaxed);
         let code = (pair >> (self.pc % 8 * 8)) as u32;
         let [rd, rs1, rs2] = [7, 15, 20].map(|at| (code >> at & 31) as usize);
@@ -222,7 +219,7 @@ impl<'a> Hart<'a> {
     }
 }
 
-// An assembler for what the program needs.
+// An assembler for the program's instructions.
 
 const fn addi(rd: u32, rs1: u32, immediate: i32) -> u32 {
     (immediate.cast_unsigned() << 20) | rs1 << 15 | rd << 7 | 0x13
@@ -240,7 +237,7 @@ const fn bne_back(rs1: u32, rs2: u32, bytes: u32) -> u32 {
     0xfe00_0000 | rs2 << 20 | rs1 << 15 | 1 << 12 | (32 - bytes) << 7 | 1 << 7 | 0x63
 }
 
-/// Adds 1 to the word at `a0`, 1,000 times, and returns what it is then.
+/// Adds 1 to the word at `a0`, 1,000 times, and returns the final value.
 const PROGRAM: [u32; 8] = [
     addi(5, 0, 1000),
     ld(6, 10),
@@ -254,7 +251,7 @@ const PROGRAM: [u32; 8] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vm = Vm::new(Board::new())?;
-    // SAFETY: the only ones of their numbers; each is used by one thread at a time.
+    // SAFETY: the only handles of their CPUs; each is used by one thread at a time.
     let [first, mut second] = [0, 1].map(|id| unsafe { vm.cpu(CpuId(id)) });
 
     // The kernel loads the program: its text, and two pages of data.
@@ -266,7 +263,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     space.write_bytes(&first, text, &PROGRAM.map(u32::to_le_bytes).concat())?;
     space.mprotect(&first, text, PAGE_SIZE, Prot::READ | Prot::EXEC)?;
 
-    // Two threads of the program, each with a page of its own.
+    // Two threads of the program, each with a separate page.
     let (one, other) = thread::scope(|scope| {
         let (second, space) = (&mut second, &space);
         let other = scope.spawn(move || Hart::run(second, space, text, data + PAGE_SIZE));
@@ -274,8 +271,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!((one?, other?), (1000, 1000));
 
-    // A fork: both have the pages, until one of them stores. The parent runs on, while the child
-    // starts from the same words.
+    // A fork: both spaces share the pages until one of them stores. The parent continues, while the
+    // child starts from the same words.
     let child = space.fork(&first)?;
     let start = Barrier::new(2);
     let (parents, childs) = thread::scope(|scope| {
@@ -289,12 +286,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Hart::run(&first, &space, text, data), childs.join().expect("a hart"))
     });
     assert_eq!((parents?, childs?), (2000, (2000, 3000)), "what one stored, the other never sees");
-    // The page that neither wrote since is shared by both still.
+    // The page without later stores is still shared by both.
     let page = |space: &Space<Board>| space.translate(&first, data + PAGE_SIZE).map(|to| to.frame);
     assert!(page(&space).is_some() && page(&space) == page(&child));
     print!("{}", vm.totals());
 
-    // What is dropped ends on the CPU that is done with a call next.
+    // Dropped spaces end on the CPU that next finishes a call.
     drop((space, child));
     [&first, &second].into_iter().for_each(Cpu::drain);
     assert_eq!(audit(&first, &[])?.taken(), 1, "the zero page");

@@ -1,10 +1,10 @@
-//! A complete machine: memory, and one CPU without a TLB. A program stores and loads on it, and
-//! faults.
+//! A complete machine: memory, and one CPU without a TLB. A program stores and loads on the
+//! machine, and faults.
 //!
 //! `cargo run -p faultless --example machine`
 //!
-//! What a kernel writes is in three places: the [`Machine`], the page-fault handler
-//! ([`Program::reach`]), and what it does with a space from its beginning to its end ([`main`]).
+//! A kernel's code is in three places: the [`Machine`], the page-fault handler
+//! ([`Program::reach`]), and the life of a space from its creation to its end ([`main`]).
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -39,11 +39,10 @@ impl Tiny {
 }
 
 // SAFETY: by the trait's points:
-// - CPUs and regions never change, and the frames are the elements of a vector that nobody else
-//   has.
-// - `frame_bytes` is the address of such an element, which is a page, aligned as one, and made of
-//   atomics, so that it may be written through a shared reference.
-// - There is one CPU, and no TLB. So there is nothing to drop and nobody to interrupt.
+// - CPUs and regions never change, and the frames are the elements of a vector without other users.
+// - `frame_bytes` is the address of such an element, which is a page, aligned to a page, and made
+//   of atomics, so that it may be written through a shared reference.
+// - There is one CPU, and no TLB. So there are no translations to drop and no CPU to interrupt.
 // - A program's accesses go through `Space::walk`, which sets the accessed and dirty bits as
 //   hardware does.
 unsafe impl Machine for Tiny {
@@ -72,13 +71,13 @@ unsafe impl Machine for Tiny {
 struct Program<'a> {
     cpu: &'a Cpu<'a, Tiny>,
     space: &'a Space<Tiny>,
-    /// What the thread's faults so far let expect.
+    /// The predictions from the thread's faults so far.
     thread: ThreadStreams,
 }
 
 impl<'a> Program<'a> {
-    /// The word at `addr`, which is aligned: the MMU walks the tables, and where they do not allow
-    /// the access, the page-fault handler asks the subsystem, and the access is tried again.
+    /// Returns the word at `addr`, which is aligned. The MMU walks the tables. If they do not allow
+    /// the access, the page-fault handler calls the subsystem, and the access is retried.
     fn reach(&self, addr: u64, access: Access) -> Result<&'a AtomicU64, FaultError> {
         loop {
             if let Some(to) = self.space.walk(self.cpu, addr, access) {
@@ -101,7 +100,7 @@ impl<'a> Program<'a> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let vm = Vm::new(Tiny::new())?;
-    // SAFETY: the only one of CPU 0, used by this thread alone.
+    // SAFETY: the only handle of CPU 0, used by this thread alone.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
 
     let space = Space::new(&cpu)?;

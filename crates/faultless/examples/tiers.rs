@@ -1,11 +1,11 @@
 //! Memory in tiers: a machine with a fast and a slow node, and a swap area. A program uses more
-//! memory than there is, and some of it all the time.
+//! memory than available, and a part of it continuously.
 //!
 //! `cargo run -p faultless --example tiers`
 //!
-//! What a kernel adds to the machine of the example `machine` is in three places:
-//! [`Machine::node_cost`], which says which node is slow; the swap area, a [`BackingStore`]
-//! ([`Area`]); and what it does in the background ([`tend`]).
+//! A kernel adds to the machine of the example `machine` in three places: [`Machine::node_cost`],
+//! which marks the slow node; the swap area, a [`BackingStore`] ([`Area`]); and the background work
+//! ([`tend`]).
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 /// 4 MiB of fast memory, and 12 MiB of slow memory.
 const FAST: u32 = 1024;
 const SLOW: u32 = 3072;
-/// 16 MiB that pages leave memory for.
+/// 16 MiB for swapped pages.
 const AREA: u64 = 4096;
 
 #[repr(C, align(4096))]
@@ -70,7 +70,7 @@ unsafe impl Machine for Tiered {
     fn interrupt(&self, _: CpuId) {}
 }
 
-/// A swap area that is in the host's memory.
+/// A swap area in the host's memory.
 #[derive(Debug)]
 struct Area(Mutex<Vec<u8>>);
 
@@ -92,8 +92,8 @@ impl BackingStore for Area {
     fn write(&self, run: &WriteRun<'_>) -> Result<(), StoreError> {
         let (mut bytes, mut at) = (self.0.lock().unwrap(), run.offset() as usize);
         for (from, len) in run.memory() {
-            // SAFETY: valid for reads during the call. Pages of a swap area are no program's while
-            // they are written.
+            // SAFETY: valid for reads during the call. Pages of a swap area belong to no program
+            // during their writeback.
             let from = unsafe { slice::from_raw_parts(from, len) };
             bytes[at..at + len].copy_from_slice(from);
             at += len;
@@ -106,11 +106,11 @@ impl BackingStore for Area {
     }
 }
 
-/// What a kernel does in the background, again and again.
+/// Does a kernel's background work, called repeatedly.
 fn tend(cpu: &Cpu<'_, Tiered>) {
     // So that programs need not evict pages themselves.
     cpu.reclaim_ahead();
-    // So that new pages are fast ones, and those that are used become fast: 32 at a time.
+    // So that new pages are allocated in fast memory, and used pages are promoted: 32 at a time.
     cpu.balance(32);
 }
 
@@ -130,7 +130,7 @@ impl<'a> Program<'a> {
                 return Ok(&frame.0[to.offset / 8]);
             }
             let fault = self.space.fault_of(self.cpu, &self.thread, addr, access)?;
-            // A device that reads later would have other threads run until it is done.
+            // With a device that reads later, other threads would run until the read ends.
             assert!(!matches!(fault, FaultKind::Pending), "this area has its data at hand");
         }
     }
@@ -148,7 +148,7 @@ impl<'a> Program<'a> {
 fn main() -> Result<(), Box<dyn Error>> {
     let vm = Vm::new(Tiered::new())?;
     vm.set(Setting::PrefaultMaxOrder(0));
-    // SAFETY: the only one of CPU 0, used by this thread alone.
+    // SAFETY: the only handle of CPU 0, used by this thread alone.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     cpu.swap_on(Arc::new(Area(Mutex::new(vec![0; (AREA * PAGE_SIZE) as usize]))))?;
 

@@ -1,44 +1,46 @@
-//! Deferred flushes: one page, two CPUs that run the program, one that ages the page, moves it,
-//! evicts it and writes to it, settlements and collections.
+//! Deferred flushes: one page, two CPUs that run the program, one CPU that ages, moves, evicts and
+//! writes the page, settlements and collections.
 //!
-//! **A program's CPU** loads from the page by the translation in its TLB, and stores by it where it
-//! allows that. Without one the MMU walks: it reads the entry, and sets its accessed bit, and fills
-//! the TLB in a later step. A store that the entry forbids is a fault: read the entry; look at the
-//! stamp of the space, and wait while its flush is pending; take the entry; commit one that allows
-//! stores. A page that was evicted is read from its store. The CPU leaves the space and comes back:
-//! it drops all translations, leaves the CPU set, and then notes the clock.
+//! **A program's CPU** loads from the page by the translation in its TLB, and stores by the
+//! translation if it allows stores. Without a translation the MMU walks: it reads the entry, sets
+//! its accessed bit, and fills the TLB in a later step. A store forbidden by the entry is a fault:
+//! read the entry; check the stamp of the space, and wait while its flush is pending; make the
+//! entry busy; commit a writable entry. An evicted page is read from its store. The CPU leaves the
+//! space and comes back: it drops all translations, leaves the CPU set, and then notes the clock.
 //!
-//! **The kernel's CPU** does one thing after the other, for some rounds, in any order: it moves the
-//! page to another frame, or evicts it, or takes stores away, or writes to it. To age it, it clears
-//! the accessed bit, and then notes the stamp after the clock's. To move or evict it, it takes the
-//! entry. If that is aged, was not used since, and all CPUs in the set have flushed since, nothing
-//! is flushed. If the entry allows stores, the translations are flushed: posted to all CPUs in the
-//! set, and awaited. Otherwise the flush is deferred: advance the clock; raise what each CPU in the
-//! set owes, one after the other; note the stamp for the space. Then the bytes are copied or
-//! stored, the entry changes, and the old frame is free, or kept with its stamp.
+//! **The kernel's CPU** runs one operation after the other, for some rounds, in any order: it moves
+//! the page to another frame, evicts the page, forbids stores, or writes to the page. To age the
+//! page, it clears the accessed bit, and then notes the stamp after the clock's. To move or evict
+//! the page, it makes the entry busy. If the entry is aged, unused since then, and all CPUs in the
+//! set have flushed since then, no flush is needed. If the entry allows stores, the translations
+//! are flushed: a request is posted to all CPUs in the set, and awaited. Otherwise the flush is
+//! deferred: advance the clock; raise the debt of each CPU in the set, one after the other; note
+//! the stamp for the space. Then the bytes are copied or stored, the entry changes, and the old
+//! frame is free, or kept with its stamp.
 //!
-//! **A settlement** looks at one CPU after the other, posts a flush to those that owe one and run
-//! the space, awaits them, and raises what is paid. Frames whose stamps are paid are then free. It
-//! excludes deferrals while it looks.
+//! **A settlement** checks one CPU after the other, posts a flush to the CPUs that owe a flush and
+//! run the space, awaits them, and raises the paid stamp. Frames with paid stamps are then free. A
+//! settlement excludes deferrals during its checks.
 //!
 //! **A flush** is served between two instructions, or while a fault waits: read the clock and drop
-//! the translation; then note what was flushed, and answer. A CPU that flushes by itself advances
-//! the clock first. (So does one that is told to drop everything, which is left out.)
+//! the translation; then note the flushed stamp, and acknowledge. A CPU that flushes by itself
+//! advances the clock first. (A CPU with a request to drop everything does the same; the model
+//! omits this case.)
 //!
-//! Stamps begin right below the end of their range. A frame that waits is in no list of the
-//! allocator, so there is no block to be split or merged that has a stamp, and none can be split
-//! between its taking and its flush: what gives frames back is a step here
+//! Stamps begin directly below the end of their range. A waiting frame is in no list of the
+//! allocator. No block with a stamp is therefore split or merged, and no block is split between its
+//! allocation and its flush. The release of frames is a step here
 //! ([`Mutant::ReleaseLooksAtStamps`]).
 //!
-//! Left out: a second space, operations with claims, and every order of memory; the scenarios and
-//! the loom models have those.
+//! Omitted: a second space, operations with claims, and memory orderings; the scenarios and the
+//! loom models cover these.
 
 use faultless::Mutant;
 use stateright::{Model, Property};
 
-/// CPUs that run the program.
+/// The number of CPUs that run the program.
 pub const RUNNING: usize = 2;
-/// Frames there are: of the page, two that wait, and one to move to.
+/// The number of frames: the page's frame, two waiting frames, and a target for moves.
 pub const FRAMES: usize = 4;
 
 /// Number of a frame.
@@ -46,16 +48,16 @@ type Frame = u8;
 /// A stamp.
 type Stamp = u64;
 
-/// Whose a frame is.
+/// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// The allocator's.
     Free,
     /// The page's.
     Page,
-    /// The kernel is about to fill it.
+    /// The kernel is about to fill the frame.
     Taken,
-    /// It was the page's, and waits for the flush with this stamp.
+    /// A former frame of the page, which waits for the flush with this stamp.
     Owed(Stamp),
 }
 
@@ -70,10 +72,10 @@ pub enum Slot {
     Leaf(Frame, bool),
 }
 
-/// Where a CPU of the program is.
+/// The state of a CPU of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
-    /// It runs another program.
+    /// The CPU runs another program.
     Away,
     /// Between two instructions.
     Program,
@@ -81,55 +83,55 @@ pub enum At {
     Walked(Frame, bool),
     /// In the fault of a store, which has seen the page in this frame, read-only.
     Fault(Frame),
-    /// It has the entry.
+    /// The CPU holds the busy entry.
     Held(Frame),
-    /// It has dropped its translation, and will note that it had flushed up to this stamp.
+    /// The CPU has dropped its translation, and will note a flush up to this stamp.
     Serving(Stamp),
-    /// The same, by itself: nobody waits for it.
+    /// The same without a request: no CPU waits for this flush.
     Flushing(Stamp),
-    /// It has dropped its translation, and left the set.
+    /// The CPU has dropped its translation, and left the set.
     Leaving,
 }
 
-/// What the kernel does with the page that it has taken.
+/// The kernel's operation on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Then {
-    /// It moves to this frame.
+    /// A move to this frame.
     Move(Frame),
-    /// It is evicted.
+    /// An eviction.
     Evict,
-    /// It becomes read-only.
+    /// The page becomes read-only.
     Protect,
 }
 
-/// Where the kernel's CPU is.
+/// The state of the kernel's CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// Between two operations.
     Idle,
-    /// It has the entry, which was this leaf.
+    /// The CPU holds the entry; the old leaf had this content.
     Has(Then, Frame, bool),
-    /// It has cleared the accessed bit.
+    /// The CPU has cleared the accessed bit.
     Ages,
-    /// It has posted flushes, and waits.
+    /// The CPU has posted flushes, and waits.
     Awaits(Then, Frame, bool),
-    /// It defers the flush with this stamp, and has looked at so many CPUs.
+    /// The CPU defers the flush with this stamp, and has checked this many CPUs.
     Defers(Then, Frame, Stamp, u8),
-    /// All flushes are done, or one is deferred.
+    /// All flushes are done, or a flush is deferred.
     Flushed(Then, Frame, bool, Option<Stamp>),
 }
 
-/// Where a settlement is.
+/// The state of a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Settlement {
-    /// There is none.
+    /// No settlement.
     None,
-    /// It has looked at so many CPUs, of which these owe a flush.
+    /// The settlement has checked this many CPUs, of which the marked CPUs owe a flush.
     Looks(u8, [bool; RUNNING]),
-    /// It waits for these, up to this stamp.
+    /// The settlement waits for the marked CPUs, up to this stamp.
     Awaits([bool; RUNNING], Stamp),
-    /// There is none, but a collection: it has looked at so many CPUs, and all of them have flushed
-    /// up to this stamp.
+    /// No settlement, but a collection: it has checked this many CPUs, all of which have flushed up
+    /// to this stamp.
     Collects(u8, Stamp),
 }
 
@@ -137,16 +139,16 @@ pub enum Settlement {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     entry: Slot,
-    /// Its accessed bit, where the kernel ages the page.
+    /// The accessed bit, if the kernel ages the page.
     accessed: bool,
-    /// It was aged, and the stamp of its frame.
+    /// Whether the page was aged, and the stamp of its frame.
     aged: Option<Stamp>,
     frames: [Owner; FRAMES],
-    /// What is in each frame: the number of the store that was last.
+    /// The content of each frame: the number of its last store.
     bytes: [u8; FRAMES],
-    /// What is in the page's store.
+    /// The content of the page's store.
     stored: u8,
-    /// What the page shows: the number of the last store to it.
+    /// The content of the page: the number of its last store.
     shows: u8,
     tlb: [Option<(Frame, bool)>; RUNNING],
     in_set: [bool; RUNNING],
@@ -169,7 +171,7 @@ pub struct State {
     lost: bool,
 }
 
-/// One step of somebody.
+/// One step of a CPU or a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// A load of a program's CPU, or the next step of its MMU or of its fault.
@@ -184,15 +186,15 @@ pub enum Step {
     Own(usize),
     /// The kernel begins to age the page.
     Age,
-    /// The kernel begins to move it.
+    /// The kernel begins to move the page.
     Move,
-    /// The kernel begins to evict it.
+    /// The kernel begins to evict the page.
     Evict,
     /// The kernel begins to take stores away.
     Protect,
     /// The kernel writes to the page.
     Write,
-    /// The next step of what the kernel has begun.
+    /// The next step of the kernel's operation.
     Kernel,
     /// The next step of a settlement or collection, or the first of a settlement.
     Settle,
@@ -203,13 +205,13 @@ pub enum Step {
 /// The machine, whole or less a line.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferral {
-    /// How many operations the kernel does.
+    /// The number of operations of the kernel.
     pub rounds: u8,
-    /// How often it ages the page.
+    /// The number of times the kernel ages the page.
     pub ages: u8,
-    /// How often the program stores.
+    /// The number of stores of the program.
     pub stores: u8,
-    /// The line that is taken out.
+    /// The removed step.
     pub lost: Option<Mutant>,
 }
 
@@ -279,7 +281,7 @@ impl Deferral {
         Some(())
     }
 
-    /// CPU `cpu` stores, or faults on its way to that.
+    /// CPU `cpu` stores, or takes the next step of a fault for the store.
     fn store(&self, state: &mut State, cpu: usize) -> Option<()> {
         if state.cpus[cpu] != At::Program || state.stores == 0 {
             return None;
@@ -297,26 +299,26 @@ impl Deferral {
         Some(())
     }
 
-    /// CPU `cpu` is interrupted, or answers while it waits.
+    /// CPU `cpu` is interrupted, or serves a request during a wait.
     fn serve(state: &mut State, cpu: usize) -> Option<()> {
         if !state.posted[cpu] || !matches!(state.cpus[cpu], At::Program | At::Fault(_)) {
             return None;
         }
         state.tlb[cpu] = None;
-        // A fault that waited begins again.
+        // A waiting fault restarts.
         state.cpus[cpu] = At::Serving(state.clock);
         Some(())
     }
 
-    /// CPU `cpu`, which may hold translations for which a frame waits, or of a page that was aged,
-    /// drops all.
+    /// CPU `cpu` drops all translations. It may hold translations for a waiting frame, or of an
+    /// aged page.
     fn flush(state: &mut State, cpu: usize) -> Option<()> {
         let owes = state.flushed[cpu] < state.owes[cpu] && state.owes();
         let is_aged = state.aged.is_some_and(|stamp| state.flushed[cpu] < stamp);
         if state.cpus[cpu] != At::Program || !(owes || is_aged) {
             return None;
         }
-        // Otherwise nobody looks at the number, and more states differ by it.
+        // Without an aged page the number is not read, and would only multiply the states.
         if state.aged.is_some() {
             state.clock = state.clock.checked_add(1)?;
         }
@@ -342,7 +344,7 @@ impl Deferral {
         Some(())
     }
 
-    /// Whether no CPU can have a translation of the page, whose entry is taken.
+    /// Returns whether no CPU can have a translation of the page, whose entry is busy.
     fn is_cold(&self, state: &State) -> bool {
         let since = |stamp| {
             let has_flushed = |cpu: usize| state.flushed[cpu] >= stamp || !state.in_set[cpu];
@@ -516,7 +518,7 @@ impl Deferral {
         Some(())
     }
 
-    /// What is up to `stamp` is paid, and the frames that wait for that are free.
+    /// Marks stamps up to `stamp` as paid, and frees the frames that wait for them.
     fn pay(&self, state: &mut State, stamp: Stamp) {
         state.paid = state.paid.max(stamp);
         for owner in &mut state.frames {
@@ -534,7 +536,8 @@ impl State {
         self.frames.iter().position(|owner| *owner == Owner::Free).map(|at| at as Frame)
     }
 
-    /// Whether `frame` is still the page's, or waits for the flush of its translations.
+    /// Returns whether `frame` still belongs to the page, or waits for the flush of its
+    /// translations.
     fn is_pages(&self, frame: Frame) -> bool {
         matches!(self.frames[frame as usize], Owner::Page | Owner::Owed(_))
     }
@@ -553,7 +556,7 @@ impl State {
         self.flushed[cpu] = self.flushed[cpu].max(before);
     }
 
-    /// Law 6: each frame is where its owner says, and nowhere else.
+    /// Law 6: each frame is at the place named by its owner, and nowhere else.
     fn is_accounted(&self) -> bool {
         self.frames.iter().enumerate().all(|(at, owner)| {
             let frame = at as Frame;
@@ -578,7 +581,7 @@ impl State {
         })
     }
 
-    /// Whether some frame waits.
+    /// Returns whether any frame waits.
     fn owes(&self) -> bool {
         self.frames.iter().any(|owner| matches!(owner, Owner::Owed(_)))
     }
@@ -591,8 +594,8 @@ impl Model for Deferral {
     fn init_states(&self) -> Vec<State> {
         let mut frames = [Owner::Free; FRAMES];
         frames[0] = Owner::Page;
-        // Each operation defers at most once, and each CPU flushes by itself for that, and for each
-        // time that the page is aged.
+        // Each operation defers at most once. For each deferral, and for each aging of the page,
+        // each CPU flushes by itself.
         let flushes = if self.ages == 0 { 0 } else { (self.rounds + self.ages) * RUNNING as u8 };
         let stamp = Stamp::MAX - Stamp::from(self.rounds + flushes);
         vec![State {

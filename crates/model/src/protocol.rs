@@ -1,36 +1,36 @@
-//! One page, one VMA, two CPUs that run the program and one that changes its mappings.
+//! One page, one VMA, two CPUs that run the program and a CPU that changes the mappings.
 //!
-//! **A program's CPU** loads from the page, again and again. Its TLB has the translation: the load
-//! goes to that frame. Otherwise the MMU walks: it reads the entry, and in a later step, which no
-//! interrupt can separate from the first on this CPU, fills the TLB and loads. An entry that is
-//! none is a fault: read the sequence; take a free frame; swap the entry from none to busy; look at
-//! the sequence again; commit or revert. Each of these is a step of its own.
+//! **A program's CPU** loads from the page repeatedly. If its TLB has the translation, the load
+//! goes to this frame. Otherwise the MMU walks: it reads the entry, and in a later step fills the
+//! TLB and loads. No interrupt on this CPU can separate the two steps. An empty entry is a fault:
+//! read the sequence; allocate a free frame; swap the entry from none to busy; read the sequence
+//! again; commit or revert. Each of these is a separate step.
 //!
-//! **The writer** unmaps and maps again, for some rounds: it makes the sequence odd, which sits in
-//! its store buffer until it drains or the fence drains it; fences; waits while the entry is busy,
-//! and empties it; posts a flush to both CPUs; waits for both answers; frees the frame; takes a
-//! free frame for a purpose of its own; publishes the VMA of the next round, whose sequence is
-//! another even number.
+//! **The writer** unmaps and maps again, for some rounds. It makes the sequence odd, a store that
+//! stays in its store buffer until the buffer drains or the fence drains it; fences; waits while
+//! the entry is busy, and empties the entry; posts a flush to both CPUs; waits for both
+//! acknowledgements; frees the frame; allocates a free frame for another purpose; publishes the VMA
+//! of the next round, whose sequence is another even number.
 //!
 //! **A flush** is served between two instructions of the program, or while its fault waits: drop
-//! the translation, then answer.
+//! the translation, then acknowledge.
 //!
-//! Left out: hardware's bits (present entries change by compare-and-swap in the code, and no step
-//! here depends on them), upper tables, and every order of memory but the store buffer's. The loom
-//! models have those.
+//! Omitted: hardware's bits (present entries change by compare-and-swap in the code, and no step
+//! here depends on the bits), upper tables, and memory orderings except the store buffer's. The
+//! loom models cover these.
 
 use faultless::Mutant;
 use stateright::{Model, Property};
 
-/// CPUs that run the program.
+/// The number of CPUs that run the program.
 pub const RUNNING: usize = 2;
-/// Frames there are: one for each that a CPU may hold in its hands, and one more.
+/// The number of frames: one for each frame that a CPU may hold, and one more.
 pub const FRAMES: usize = 4;
 
 /// Number of a frame.
 type Frame = u8;
 
-/// Whose a frame is.
+/// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// On the allocator's list.
@@ -39,7 +39,7 @@ pub enum Owner {
     Prepared(u8),
     /// Mapped by the entry.
     Page,
-    /// Unmapped; the writer has it until the flush is done.
+    /// Unmapped; the writer owns the frame until the flush is done.
     Owed,
     /// The writer's, for something else.
     Other,
@@ -56,7 +56,7 @@ pub enum Slot {
     Leaf(Frame),
 }
 
-/// Where a CPU of the program is.
+/// The state of a CPU of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum At {
     /// Between two instructions.
@@ -65,35 +65,35 @@ pub enum At {
     Walked(Frame),
     /// In a fault that has read this even sequence.
     Fault(u8),
-    /// It has a frame, too.
+    /// The CPU has allocated a frame as well.
     Ready(u8, Frame),
-    /// It looked at the sequence before it took the entry, which only a fault without its barrier
-    /// does.
+    /// The CPU has read the sequence before it made the entry busy, which only a fault without its
+    /// barrier does.
     LookedEarly(bool, Frame),
-    /// The entry is busy, and its.
+    /// The CPU holds the busy entry.
     Held(u8, Frame),
-    /// It has looked again, and will commit, or else revert.
+    /// The CPU has read the sequence again, and will commit or revert.
     Looked(bool, Frame),
-    /// It has dropped its translation, and will answer.
+    /// The CPU has dropped its translation, and will acknowledge.
     Serving,
 }
 
-/// Where the writer is.
+/// The state of the writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Writer {
     /// About to begin a round.
     Begin,
-    /// The sequence is odd, or on its way.
+    /// The sequence is odd, or the odd value is in the store buffer.
     Stopped,
-    /// After the fence: it visits the entry.
+    /// After the fence: the writer visits the entry.
     Settling,
-    /// The entry is empty; what was mapped is to be flushed.
+    /// The entry is empty; the old mapping must be flushed.
     Unmapped(Option<Frame>),
     /// The flush is posted.
     Posted(Frame),
     /// The frame is let go; a free frame may be taken for something else.
     Unowned,
-    /// It has taken this one.
+    /// The writer has allocated this frame.
     Reusing(Frame),
     /// All rounds are over.
     Done,
@@ -104,7 +104,7 @@ pub enum Writer {
 pub struct State {
     entry: Slot,
     sequence: u8,
-    /// A store of the writer that nobody else sees yet.
+    /// A store of the writer not yet visible to other CPUs.
     buffered: Option<u8>,
     frames: [Owner; FRAMES],
     tlb: [Option<Frame>; RUNNING],
@@ -116,7 +116,7 @@ pub struct State {
     stale: bool,
 }
 
-/// One step of somebody.
+/// One step of a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The next of a program's CPU.
@@ -132,9 +132,9 @@ pub enum Step {
 /// The machine, whole or less a line.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
-    /// How often the writer unmaps.
+    /// The number of unmappings of the writer.
     pub rounds: u8,
-    /// The line that is taken out.
+    /// The removed step.
     pub lost: Option<Mutant>,
 }
 
@@ -152,9 +152,9 @@ impl Protocol {
                     At::Program
                 }
                 (None, Slot::Leaf(frame)) => At::Walked(frame),
-                // The fault waits for who holds the entry, and answers meanwhile.
+                // The fault waits for the holder of the entry, and serves requests in the meantime.
                 (None, Slot::Busy) => return None,
-                // Odd: back to the locked path, which is none of this machine.
+                // Odd: the fault takes the locked path, which is not part of this machine.
                 (None, Slot::None) if state.sequence & 1 != 0 => return None,
                 (None, Slot::None) => At::Fault(state.sequence),
             },
@@ -193,7 +193,7 @@ impl Protocol {
         Some(())
     }
 
-    /// CPU `cpu` is interrupted, or answers while it waits.
+    /// CPU `cpu` is interrupted, or serves a request during a wait.
     fn serve(&self, state: &mut State, cpu: usize) -> Option<()> {
         if !state.posted[cpu] || state.cpus[cpu] != At::Program {
             return None;
@@ -272,12 +272,12 @@ impl State {
         self.frames.iter().position(|owner| *owner == Owner::Free).map(|at| at as Frame)
     }
 
-    /// Whether `frame` is still the page's: mapped, or unmapped and not yet let go.
+    /// Returns whether `frame` still belongs to the page: mapped, or unmapped and not yet freed.
     fn is_pages(&self, frame: Frame) -> bool {
         matches!(self.frames[frame as usize], Owner::Page | Owner::Owed)
     }
 
-    /// The compare-and-swap from none to busy. Lost, the frame goes back.
+    /// The compare-and-swap from none to busy. If it fails, the frame is freed.
     fn take(&mut self, frame: Frame, taken: At) -> At {
         if self.entry == Slot::None {
             self.entry = Slot::Busy;
@@ -293,7 +293,7 @@ impl State {
         }
     }
 
-    /// Law 6: each frame is where its owner says, and nowhere else.
+    /// Law 6: each frame is at the place named by its owner, and nowhere else.
     fn is_accounted(&self) -> bool {
         self.frames.iter().enumerate().all(|(at, owner)| {
             let frame = at as Frame;
@@ -313,7 +313,7 @@ impl State {
         })
     }
 
-    /// Whether something is mapped where the writer has been, and no VMA is.
+    /// Returns whether the page is mapped after the writer's visit, while there is no VMA.
     fn is_haunted(&self) -> bool {
         let unmapped = matches!(
             self.writer,

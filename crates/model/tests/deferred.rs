@@ -1,5 +1,6 @@
-//! Every state that two CPUs of a program, one that moves and evicts its page, and settlements can
-//! reach; and for each line that deferred flushes rest on, that a law breaks without it.
+//! Every reachable state of two CPUs of a program, a CPU that moves and evicts its page, and
+//! settlements; and for each step on which deferred flushes rest, a check that a law breaks without
+//! the step.
 //!
 //! `cargo test --release -p faultless-model`
 
@@ -8,8 +9,8 @@ mod common;
 use faultless::Mutant;
 use faultless_model::deferred::Deferral;
 
-/// Operations of the kernel, and how often it ages the page before: all states of more of both are
-/// too many.
+/// The number of kernel operations, and of earlier agings of the page: larger numbers give too many
+/// states.
 const ROUNDS: [(u8, u8); 2] = [(2, 0), (1, 1)];
 /// Stores of the program.
 const STORES: u8 = 2;
@@ -24,12 +25,11 @@ fn the_laws_hold_in_every_state() {
 }
 
 #[test]
-#[ignore = "takes half a minute; `.ci/long` runs it"]
-fn the_laws_hold_where_pages_are_cold() {
+fn the_laws_hold_with_cold_pages() {
     common::hold(model(ROUNDS[1], None));
 }
 
-/// The law that breaks without `mutant`.
+/// Checks that `law` breaks without `mutant`.
 fn breaks(mutant: Mutant, law: &'static str) {
     let rounds = ROUNDS[usize::from(mutant == Mutant::ColdLooksAtStamps)];
     common::breaks(model(rounds, Some(mutant)), mutant, law);
@@ -39,46 +39,46 @@ const STALE: &str = "law 1: never a stale owner";
 const LOST: &str = "law 2: never a lost write";
 
 #[test]
-fn a_page_that_is_taken_without_a_flush_while_a_cpu_has_it_leaves_a_stale_owner() {
+fn unmapping_a_cached_page_without_a_flush_leaves_a_stale_owner() {
     breaks(Mutant::ColdLooksAtStamps, STALE);
 }
 
 #[test]
-fn a_move_that_does_not_flush_leaves_a_stale_owner() {
+fn a_move_without_a_flush_leaves_a_stale_owner() {
     breaks(Mutant::MigrateFlush, STALE);
 }
 
 #[test]
-fn an_eviction_that_does_not_flush_leaves_a_stale_owner() {
+fn an_eviction_without_a_flush_leaves_a_stale_owner() {
     breaks(Mutant::EvictFlush, STALE);
 }
 
 #[test]
-fn a_flush_that_is_deferred_where_stores_are_allowed_loses_one() {
+fn a_deferred_flush_of_a_writable_page_loses_a_store() {
     breaks(Mutant::DeferLooksAtStores, LOST);
 }
 
 #[test]
-fn who_makes_a_page_writable_without_a_settlement_hides_its_stores() {
+fn making_a_page_writable_without_a_settlement_hides_its_stores() {
     breaks(Mutant::WriteSettles, LOST);
 }
 
 #[test]
-fn who_overwrites_an_evicted_page_without_a_settlement_hides_it() {
+fn overwriting_an_evicted_page_without_a_settlement_hides_it() {
     breaks(Mutant::OverwriteSettles, LOST);
 }
 
 #[test]
-fn a_settlement_that_waits_for_nobody_frees_what_is_in_use() {
+fn a_settlement_without_waiting_frees_used_frames() {
     breaks(Mutant::SettleAwaits, STALE);
 }
 
 #[test]
-fn a_collection_that_looks_at_no_cpu_frees_what_is_in_use() {
+fn a_collection_that_checks_no_cpu_frees_used_frames() {
     breaks(Mutant::CollectLooks, STALE);
 }
 
 #[test]
-fn a_frame_that_is_freed_before_its_own_flush_is_in_use() {
+fn a_frame_freed_before_its_flush_is_in_use() {
     breaks(Mutant::ReleaseLooksAtStamps, STALE);
 }

@@ -1,5 +1,5 @@
-//! Every state that three CPUs can reach; and for each line that the machine rests on, that a law
-//! breaks without it.
+//! Every reachable state of three CPUs; and for each step on which the machine rests, a check that
+//! a law breaks without the step.
 //!
 //! `cargo test --release -p faultless-model`
 
@@ -8,7 +8,7 @@ mod common;
 use faultless::Mutant;
 use faultless_model::protocol::Protocol;
 
-/// Rounds of unmapping: what a round leaves behind meets the next one, and what that leaves the
+/// The rounds of unmapping: the remains of one round meet the next round, and its remains meet the
 /// last.
 const ROUNDS: u8 = 3;
 
@@ -21,7 +21,7 @@ fn the_laws_hold_in_every_state() {
     common::hold(model(None));
 }
 
-/// The law that breaks without `mutant`.
+/// Checks that `law` breaks without `mutant`.
 fn breaks(mutant: Mutant, law: &'static str) {
     common::breaks(model(Some(mutant)), mutant, law);
 }

@@ -1,4 +1,4 @@
-//! The text of a case: one operation a line.
+//! The text format of a case: one operation per line.
 //!
 //! ```text
 //! # What it shows.
@@ -19,22 +19,22 @@ use faultless::Setting;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
-/// A sequence of operations, and the settings of the subsystem that it runs with.
+/// A sequence of operations, and the settings of the subsystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Case {
     /// `KNOB=VALUE`, each.
     pub settings: Vec<String>,
-    /// What is done.
+    /// The operations.
     pub ops: Vec<Op>,
 }
 
-/// A line of a case that could not be read.
+/// An unreadable line of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct CaseError {
-    /// Its number, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// A description of the error.
     pub what: String,
 }
 
@@ -275,7 +275,7 @@ mod tests {
     use crate::generate::Generator;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_cases_are_read_back() {
         for seed in 0..200 {
             let case = Generator::new(seed).case(60);
             assert_eq!(case.to_string().parse(), Ok(case));

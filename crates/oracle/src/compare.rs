@@ -18,12 +18,13 @@ pub struct Oracle {
     ours: HashMap<Vec<String>, Ours>,
 }
 
-/// What came of a case in which nothing differed but what is [allowed to](crate::differences).
+/// The result of a case without differences other than the [permitted
+/// differences](crate::differences).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Agreement {
-    /// Steps of the case that were compared.
+    /// The number of compared steps of the case.
     pub compared: usize,
-    /// How often each of the known differences was met.
+    /// The number of occurrences of each known difference.
     pub known: [usize; DIFFERENCES.len()],
 }
 
@@ -32,24 +33,25 @@ pub struct Agreement {
 pub enum Failure {
     /// The sides differ.
     Differs(Box<Differs>),
-    /// The subsystem failed a check of its own.
+    /// The subsystem failed its own check.
     Ours(OursError),
 }
 
 /// A step in which the sides differ.
 #[derive(Debug)]
 pub struct Differs {
-    /// The operation's index; those behind the last of the case are looks at everything.
+    /// The operation's index; the indices behind the last operation of the case belong to the final
+    /// checks of all pages.
     pub step: usize,
     /// The operation.
     pub op: Op,
-    /// The process that did it.
+    /// The process of the operation.
     pub process: usize,
-    /// The VMAs before, as Linux had them.
+    /// The VMAs before, on Linux.
     pub before: Vec<Area>,
-    /// What Linux did.
+    /// The result on Linux.
     pub linux: Seen,
-    /// What the subsystem did.
+    /// The result of the subsystem.
     pub ours: Seen,
 }
 
@@ -80,7 +82,7 @@ impl Oracle {
 
     fn ours(&mut self, settings: &[String]) -> Result<&mut Ours, OursError> {
         if !self.ours.contains_key(settings) {
-            // A case has only settings that could be read.
+            // A case contains only parsed settings.
             let parsed: Vec<Setting> = settings.iter().filter_map(|one| one.parse().ok()).collect();
             self.ours.insert(settings.to_vec(), Ours::new(&parsed)?);
         }
@@ -123,7 +125,7 @@ fn compare(
     Ok(agreement)
 }
 
-/// A list of VMAs, one a line.
+/// A list of VMAs, one per line.
 struct Listing<'a>(&'a [Area]);
 
 impl fmt::Display for Listing<'_> {

@@ -1,5 +1,5 @@
-//! Where the subsystem differs from Linux on purpose, each with its reason. Whatever differs and is
-//! not here is a fault of the subsystem.
+//! The intended differences between the subsystem and Linux, each with its reason. Every other
+//! difference is a fault of the subsystem.
 
 use crate::op::{Op, PAGE, WINDOW};
 use crate::seen::{Area, Outcome, Seen};
@@ -8,41 +8,41 @@ use faultless::USER_END;
 /// A step in which the sides differ.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// What was done.
+    /// The operation.
     pub op: &'a Op,
     /// The VMAs before.
     pub before: &'a [Area],
-    /// What Linux did.
+    /// The result on Linux.
     pub linux: &'a Seen,
-    /// What the subsystem did.
+    /// The result of the subsystem.
     pub ours: &'a Seen,
-    /// Whether the subsystem maps pages ahead.
+    /// Whether the subsystem prefaults.
     pub ahead: bool,
 }
 
-/// What a known difference means for the rest of its case.
+/// The effect of a known difference on the rest of its case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Both sides are as they would be without it.
+    /// Both sides have the same state as without the difference.
     GoOn,
-    /// They are not alike any more: nothing behind it is compared.
+    /// The sides have different states: no later step is compared.
     Stop,
 }
 
-/// A difference that is there on purpose.
+/// An intended difference.
 #[derive(Debug)]
 pub struct Difference {
-    /// What it is called.
+    /// The name of the difference.
     pub name: &'static str,
-    /// Why it is.
+    /// The reason for the difference.
     pub reason: &'static str,
-    /// Whether it is what happened.
+    /// Checks whether the difference has occurred.
     pub applies: fn(&Context<'_>) -> bool,
     /// What then.
     pub then: Then,
 }
 
-/// All of them.
+/// All intended differences.
 pub const DIFFERENCES: [Difference; 4] = [
     Difference {
         name: "mremap of more than there are addresses",
@@ -73,7 +73,7 @@ pub const DIFFERENCES: [Difference; 4] = [
     },
 ];
 
-/// Both refuse to move a range that ends nowhere, for one reason or the other.
+/// Both sides refuse to move a range beyond all addresses, with one error or the other.
 fn refused_beyond_all_addresses(context: &Context<'_>) -> bool {
     let one_of_both =
         |seen: &Seen| matches!(seen.outcome, Outcome::Refused(libc::EINVAL | libc::EFAULT));
@@ -83,7 +83,7 @@ fn refused_beyond_all_addresses(context: &Context<'_>) -> bool {
         && context.ours.areas == context.before
 }
 
-/// Both refuse a move, and what was at its target is there no more on Linux.
+/// Both sides refuse a move, and only Linux has unmapped the target.
 fn only_linux_lost_the_target(context: &Context<'_>) -> bool {
     let Op::Remap { flags, target, new_len, .. } = *context.op else {
         return false;
@@ -94,24 +94,24 @@ fn only_linux_lost_the_target(context: &Context<'_>) -> bool {
         return false;
     };
     let end = target.saturating_add(new_len);
-    // Even where that took the source away, which is `EFAULT` then.
+    // This includes moves whose source was unmapped with the target; the error is `EFAULT` then.
     let left = context.linux.areas.iter().all(|area| area.end <= target || area.start >= end);
     linux == ours && flags & 2 != 0 && context.ours.areas == context.before && left
 }
 
-/// Where pages are said to be there by Linux only, they are pages of objects.
+/// Every page present only on Linux is an object page.
 fn only_linux_has_object_pages(context: &Context<'_>) -> bool {
     resident_but(context, |linux, area| linux && area.object != 0)
 }
 
-/// Where pages are said to be there by the subsystem only, they are private anonymous; with pages
-/// that it does not have, as above.
+/// Every page present only in the subsystem is private anonymous. Pages present only on Linux are
+/// object pages, as above.
 fn some_were_mapped_ahead(context: &Context<'_>) -> bool {
     context.ahead && resident_but(context, |linux, area| linux == (area.object != 0))
 }
 
-/// Both tell which pages are there, and where they differ it `may` be so: whether Linux has the
-/// page, and in which area.
+/// Both sides report the present pages, and `may` permits each difference. `may` receives whether
+/// Linux has the page, and the page's VMA.
 fn resident_but(context: &Context<'_>, may: fn(bool, &Area) -> bool) -> bool {
     let (Outcome::Resident(errno, linux), Outcome::Resident(same_errno, ours)) =
         (&context.linux.outcome, &context.ours.outcome)

@@ -1,13 +1,13 @@
-//! Random cases. Ranges often begin and end where earlier ones did, so that VMAs are split, merged,
-//! moved onto each other and grown into each other; now and then an argument is wrong.
+//! Random cases. Ranges often begin and end at the ends of earlier ranges, so that VMAs are split,
+//! merged, moved onto each other and grown into each other. Occasionally an argument is invalid.
 
 use crate::case::Case;
 use crate::op::{FETCH, OBJECTS, Op, PAGE, PAGES, PROCESSES, SLOTS, page};
 use fastrand::Rng;
 
-/// Half of the cases have it: with pages mapped ahead it is not compared exactly which are there.
+/// The setting of half of the cases: with prefault, the present pages are not compared exactly.
 const NOTHING_AHEAD: &str = "prefault_max_order=0";
-/// What else cases' settings are drawn from; each has its default most of the time.
+/// Further settings of cases; each setting usually has its default.
 const SETTINGS: [&str; 4] =
     ["locking=mmap_lock", "locking=per_vma", "anon_vma_check=early", "fault_around_pages=1"];
 
@@ -28,11 +28,11 @@ const MAYMOVE: u64 = 1;
 const MUST_MOVE: u64 = 2;
 const DONTUNMAP: u64 = 4;
 
-/// Makes cases; the same seed makes the same ones.
+/// Generates cases; the same seed generates the same cases.
 #[derive(Debug)]
 pub struct Generator {
     rng: Rng,
-    /// Pages where ranges of this case began or ended.
+    /// Pages at which ranges of this case began or ended.
     marks: Vec<u64>,
     stored: u64,
 }
@@ -64,7 +64,7 @@ impl Generator {
         self.rng.u32(..chances) == 0
     }
 
-    /// One of `choices`, each as often as its weight says.
+    /// Returns one of `choices`, with a probability proportional to its weight.
     fn weighted<T: Copy>(&mut self, choices: &[(u32, T)]) -> T {
         let sum: u32 = choices.iter().map(|choice| choice.0).sum();
         let mut left = self.rng.u32(..sum);
@@ -101,7 +101,7 @@ impl Generator {
         self.weighted(&MAKERS)(self)
     }
 
-    /// A page, often where a range began or ended.
+    /// Returns a page, often at the beginning or end of an earlier range.
     fn page(&mut self) -> u64 {
         if !self.marks.is_empty() && !self.one_in(3) {
             let mark = self.marks[self.rng.usize(..self.marks.len())];
@@ -126,13 +126,13 @@ impl Generator {
         (first, count)
     }
 
-    /// A range in bytes, seldom a wrong one.
+    /// Returns a range in bytes, which is rarely invalid.
     fn bytes(&mut self) -> (u64, u64) {
         let (first, count) = self.range();
         (self.wrong_addr(page(first)), self.wrong_len(count * PAGE))
     }
 
-    /// `addr`, or now and then one that is not aligned, or nobody's.
+    /// Returns `addr`, or occasionally a misaligned or foreign address.
     fn wrong_addr(&mut self, addr: u64) -> u64 {
         if !self.one_in(60) {
             return addr;
@@ -147,8 +147,8 @@ impl Generator {
         ])
     }
 
-    /// `len`, or now and then another number of bytes in the last page, or none, or too many for
-    /// any place: but never so many that they could reach this program's own memory.
+    /// Returns `len`, or occasionally another number of bytes in the last page, zero, or a length
+    /// too large for any place. The length never reaches this program's own memory.
     fn wrong_len(&mut self, len: u64) -> u64 {
         if !self.one_in(30) {
             return len;

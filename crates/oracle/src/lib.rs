@@ -1,12 +1,12 @@
-//! Linux as the oracle: the same random calls, accesses and forks against the subsystem and against
-//! the host's kernel, compared step by step.
+//! Linux as the oracle: the same random calls, accesses and forks run on the subsystem and on the
+//! host's kernel, and are compared step by step.
 //!
-//! A [`Case`] is a sequence of [operations](op) on a window of pages, done by a few processes that
-//! fork from one another and share a few objects. [`linux`] runs it in processes of its own,
-//! [`ours`] on the native machine. What is seen of each step — the value or the error, the signal
-//! of an access, what was loaded, which pages are there, and all VMAs near the window — must be the
-//! [same](compare), but for what [`differences`] lists. Cases come from a [generator](generate);
-//! one that fails is [shrunk](mod@shrink) and [written](case) to a file.
+//! A [`Case`] is a sequence of [operations](op) on a window of pages. A few processes, which fork
+//! from one another and share a few objects, run the operations. [`linux`] runs the case in
+//! separate processes, [`ours`] on the native machine. The observations of each step — the value or
+//! the error, the signal of an access, the loaded value, the present pages, and all VMAs near the
+//! window — must be [equal](compare), except for the list in [`differences`]. Cases come from a
+//! [generator](generate). A failed case is [shrunk](mod@shrink) and [written](case) to a file.
 
 pub mod case;
 pub mod compare;

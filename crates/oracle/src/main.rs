@@ -1,4 +1,4 @@
-//! `faultless-oracle`: many random cases, or those of files.
+//! `faultless-oracle`: many random cases, or cases from files.
 
 use clap::Parser;
 use faultless_oracle::differences::DIFFERENCES;
@@ -13,19 +13,19 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "faultless-oracle")]
 struct Args {
-    /// How many operations to try, at least
+    /// The minimum number of operations to try
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
-    /// Where to begin; the same seed tries the same operations
+    /// The first seed; the same seed tries the same operations
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// The most operations of a case
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u16).range(4..=1000))]
     longest: u16,
-    /// Where to write cases that fail
+    /// The folder for failed cases
     #[arg(long, default_value = ".")]
     out: PathBuf,
-    /// How many failing cases to look for
+    /// The number of failed cases after which to stop
     #[arg(long, default_value_t = 1)]
     failures: u32,
     /// Cases to run instead of random ones
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the cases of files. Whether all passed.
+/// Runs the cases of files. Returns whether all passed.
 fn replay(files: &[PathBuf]) -> Result<bool, Box<dyn Error>> {
     let mut oracle = Oracle::new()?;
     let mut passed = true;
@@ -68,7 +68,7 @@ fn replay(files: &[PathBuf]) -> Result<bool, Box<dyn Error>> {
     Ok(passed)
 }
 
-/// Runs random cases. Whether none failed.
+/// Runs random cases. Returns whether all passed.
 fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
     let mut oracle = Oracle::new()?;
     let style = "{bar:30} {pos}/{len} operations, {per_sec}, {eta} left";
@@ -101,11 +101,11 @@ fn random(args: &Args) -> Result<bool, Box<dyn Error>> {
     Ok(failed == 0)
 }
 
-/// Writes a case that fails to a file, shrinks it, and writes what is left to another. What is to
-/// be told of it.
+/// Writes a failed case to a file, shrinks the case, and writes the result to another file. Returns
+/// the message.
 ///
-/// The whole case comes first: one that fails now and then may pass as soon as anything about it
-/// changes.
+/// The whole case is written first: an intermittent failure may disappear after any change of the
+/// case.
 fn report(
     oracle: &mut Oracle,
     (case, first): (&Case, &Failure),
@@ -129,10 +129,10 @@ fn report(
     ))
 }
 
-/// How often a case that failed is run again, to tell how often it does.
+/// The number of repetitions of a failed case, to measure the failure rate.
 const RUNS_AGAIN: u32 = 20;
 
-/// The text of a case, under what was seen of it.
+/// Returns the text of a case, below the observed failure.
 fn with_reason(case: &Case, why: &str) -> String {
     let why: String = why.lines().map(|line| format!("# {line}\n")).collect();
     format!("{why}{case}")

@@ -1,31 +1,31 @@
-//! What a case is made of: operations on a window of pages, in Linux's own numbers.
+//! The operations of a case, on a window of pages, in Linux's own numbers.
 //!
-//! Every operation is made of raw numbers, so that a case can ask for anything that a program could
-//! ask for, however wrong. Which process an operation runs in is part of the case: see [`Roster`].
+//! Every operation consists of raw numbers, so that a case can contain every request of a program,
+//! including invalid requests. The process of each operation follows from the case: see [`Roster`].
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// Pages that operations begin in.
+/// The number of pages in which operations begin.
 pub const PAGES: u64 = 64;
-/// The window's first address. Its middle is where one top-level entry of the page tables ends and
-/// the next begins, so moves within it cross tables of every level.
+/// The window's first address. The middle of the window is the boundary of two top-level entries of
+/// the page tables, so moves within the window cross tables of every level.
 pub const WINDOW: u64 = 0x2000_0000_0000 - PAGES / 2 * PAGE;
-/// Pages that are looked at: operations may reach beyond the window.
+/// The number of checked pages: operations may reach beyond the window.
 pub const SEEN_PAGES: u64 = PAGES + 32;
-/// Where VMAs are compared. Nothing else is near.
+/// The range in which VMAs are compared. No other mappings are near.
 pub const NEAR: std::ops::Range<u64> = WINDOW - (1 << 26)..WINDOW + (1 << 26);
 /// The most processes of a case.
 pub const PROCESSES: usize = 4;
-/// Objects (files in memory) of a case. The last is mapped through a descriptor that was not opened
-/// for writing.
+/// The number of objects (files in memory) of a case. The last object is mapped through a read-only
+/// descriptor.
 pub const OBJECTS: usize = 3;
-/// Pages that an object has at first.
+/// The initial number of pages of an object.
 pub const OBJECT_PAGES: u64 = 8;
-/// The object that is mapped read-only when shared.
+/// The object that is read-only in shared mappings.
 pub const READ_ONLY: usize = OBJECTS - 1;
-/// Where in a page data are stored; all other bytes stay as they were.
+/// The offsets of stored data in a page; all other bytes are unchanged.
 pub const SLOTS: [u64; 3] = [0, 1000, PAGE - 8];
-/// Where in a page instructions are fetched: nobody stores there.
+/// The offset of fetched instructions in a page, which is never stored to.
 pub const FETCH: u64 = 2048;
 
 /// The address of page `page` of the window.
@@ -103,7 +103,7 @@ pub enum Op {
     },
     /// A store of eight bytes.
     Store {
-        /// Where: a slot.
+        /// The address of a slot.
         addr: u64,
         /// What.
         value: u64,
@@ -113,15 +113,15 @@ pub enum Op {
         /// Where.
         addr: u64,
     },
-    /// A look at every page: which can be loaded from, and what they hold.
+    /// A check of every page: whether it can be loaded from, and its content.
     Look,
-    /// A store that changes nothing to every page.
+    /// A store to every page that changes no byte.
     Touch,
     /// `pwrite` to an object.
     Write {
         /// The object.
         object: usize,
-        /// Where in it, in bytes.
+        /// The offset in bytes.
         offset: u64,
         /// Eight bytes.
         value: u64,
@@ -130,12 +130,12 @@ pub enum Op {
     Truncate {
         /// The object.
         object: usize,
-        /// Its new length.
+        /// The new length.
         pages: u64,
     },
-    /// `fork`. The parent goes on.
+    /// `fork`. The parent continues.
     Fork,
-    /// Another process goes on.
+    /// Another process continues.
     Switch {
         /// Which.
         process: usize,
@@ -147,9 +147,9 @@ pub enum Op {
     },
 }
 
-/// Which processes live, and which runs: it follows from the operations alone. An operation that
-/// makes no sense (a switch to a process that is not there, a fork too many) does nothing, so any
-/// part of a case is a case.
+/// The live processes and the running process, which follow from the operations alone. An invalid
+/// operation (a switch to a missing process, too many forks) has no effect, so any part of a case
+/// is a case.
 #[derive(Clone, Debug)]
 pub struct Roster {
     live: Vec<usize>,
@@ -164,17 +164,17 @@ impl Default for Roster {
 }
 
 impl Roster {
-    /// The process that runs.
+    /// Returns the running process.
     pub fn current(&self) -> usize {
         self.current
     }
 
-    /// The processes that live.
+    /// Returns the live processes.
     pub fn live(&self) -> &[usize] {
         &self.live
     }
 
-    /// The process that does `op`.
+    /// Returns the process of `op`.
     pub fn doer(&self, op: &Op) -> usize {
         match op {
             Op::Exit { .. } => self.ended_by(op).unwrap_or(self.current),
@@ -182,12 +182,12 @@ impl Roster {
         }
     }
 
-    /// The process that `op` makes.
+    /// Returns the process created by `op`.
     pub fn made_by(&self, op: &Op) -> Option<usize> {
         (*op == Op::Fork && self.forked + 1 < PROCESSES).then_some(self.forked + 1)
     }
 
-    /// The process that `op` ends.
+    /// Returns the process ended by `op`.
     pub fn ended_by(&self, op: &Op) -> Option<usize> {
         match *op {
             Op::Exit { process } if process != 0 && self.live.contains(&process) => Some(process),
@@ -195,7 +195,7 @@ impl Roster {
         }
     }
 
-    /// Goes on to what is after `op`.
+    /// Advances to the state after `op`.
     pub fn after(&mut self, op: &Op) {
         if let Some(made) = self.made_by(op) {
             self.live.push(made);
@@ -215,7 +215,7 @@ impl Roster {
     }
 }
 
-/// `ops`, and behind them a look from every process at all there is, and a touch of it.
+/// Returns `ops`, followed by a check and a touch of every page from every process.
 pub fn with_last_looks(ops: &[Op]) -> Vec<Op> {
     let mut roster = Roster::default();
     ops.iter().for_each(|op| roster.after(op));

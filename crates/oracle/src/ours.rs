@@ -1,9 +1,9 @@
-//! The subsystem on its native machine, with what a kernel adds around it: descriptors (here: which
-//! object is mapped, and whether it may be written), `ftruncate` that revokes what is mapped, and
-//! numbers turned into the subsystem's types.
+//! The subsystem on its native machine, with the surrounding parts of a kernel: descriptors (here:
+//! the mapped object, and whether it is writable), `ftruncate` with its revocation of mappings, and
+//! the conversion of numbers to the subsystem's types.
 //!
-//! A process keeps its CPU, and so its TLB, for as long as it runs. The machine checks every access
-//! against law 1, and the books are audited when a case ends.
+//! A process keeps its CPU, and thus its TLB, while it runs. The machine checks every access
+//! against law 1, and the audit runs at the end of each case.
 
 use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, page};
 use crate::seen::{self, Area, ELSEWHERE, NAMELESS, Outcome, Seen, digest, near};
@@ -21,13 +21,13 @@ pub struct Ours {
     settings: Vec<Setting>,
 }
 
-/// Why there is nothing to compare.
+/// The reason for a case without a comparison.
 #[derive(Debug, thiserror::Error)]
 pub enum OursError {
     /// The machine could not be made.
     #[error("no machine: {0:?}")]
     Machine(Errno),
-    /// The subsystem panicked: a check of its own failed, or one of the machine's.
+    /// The subsystem panicked: its own check failed, or a check of the machine.
     #[error("the subsystem panicked: {0}")]
     Panicked(String),
     /// The books do not balance.
@@ -39,10 +39,10 @@ pub enum OursError {
 }
 
 impl Ours {
-    /// A machine of its own, with `settings`.
+    /// Creates a new machine with `settings`.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     pub fn new(settings: &[Setting]) -> Result<Self, OursError> {
         let config = Config {
             memory_bytes: 16 << 20,
@@ -55,19 +55,19 @@ impl Ours {
         Ok(Self { native, settings: settings.to_vec() })
     }
 
-    /// Whether its faults may map more than their page.
+    /// Returns whether faults may map more pages than their own.
     pub fn maps_ahead(&self) -> bool {
         self.native.vm().knobs().prefault_max_order() != 0
     }
 
-    /// What is seen of each of `steps`.
+    /// Returns the observations of each of `steps`.
     ///
     /// # Errors
-    /// [`OursError`]: each is a fault of the subsystem.
+    /// [`OursError`]: each error is a fault of the subsystem.
     pub fn run(&mut self, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
         let ran = catch_unwind(AssertUnwindSafe(|| run(&self.native, steps)));
         ran.unwrap_or_else(|panic| {
-            // What panicked half-way is of no more use.
+            // A machine with a panic in the middle is unusable.
             let fresh = Self::new(&self.settings)?;
             std::mem::forget(std::mem::replace(&mut self.native, fresh.native));
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -77,7 +77,7 @@ impl Ours {
     }
 }
 
-/// Linux's `EINVAL` for numbers that the subsystem's types cannot express.
+/// Linux's `EINVAL` for numbers outside the subsystem's types.
 const EINVAL: i32 = Errno::EINVAL.number();
 
 fn run(native: &Native, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
@@ -130,12 +130,12 @@ fn run(native: &Native, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
 /// A case under way.
 struct Case<'n> {
     objects: Vec<Shared<Object>>,
-    /// All but the one that runs, and those that ended.
+    /// All processes except the running process and the ended processes.
     processes: Vec<Option<Process<'n>>>,
 }
 
 impl<'n> Case<'n> {
-    /// Makes the objects, where a CPU is at hand.
+    /// Creates the objects, which requires a CPU.
     fn open(&mut self, cpu: &NativeCpu<'_, 'n>) -> Result<(), Stop> {
         for number in self.objects.len()..OBJECTS {
             let made = Object::try_new(cpu.cpu(), OBJECT_PAGES, number as u64 + 1);
@@ -233,7 +233,7 @@ impl<'n> Case<'n> {
         let (index, at) = (offset / PAGE, (offset % PAGE) as usize);
         let bytes = value.to_le_bytes();
         let write = |page: *mut u8| {
-            // SAFETY: a slot lies within the page that is lent, and no other thread runs.
+            // SAFETY: a slot lies within the lent page, and no other thread runs.
             unsafe { page.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
         };
         let grown =
@@ -244,7 +244,7 @@ impl<'n> Case<'n> {
         }
     }
 
-    /// What a kernel does once it has shortened an object.
+    /// Does a kernel's work after the truncation of an object.
     fn revoke(&self, cpu: &NativeCpu<'_, 'n>, object: usize, first: u64) {
         let object = &self.objects[object];
         let gone = first..u64::MAX;
@@ -254,7 +254,7 @@ impl<'n> Case<'n> {
         }
     }
 
-    /// The VMAs of the process that runs, or of `other`.
+    /// Returns the VMAs of the running process, or of `other`.
     fn areas(&self, cpu: &NativeCpu<'_, 'n>, other: Option<usize>) -> Vec<Area> {
         let other = other.and_then(|other| self.processes[other].as_ref());
         let mut areas = Vec::new();
@@ -273,12 +273,12 @@ impl<'n> Case<'n> {
     }
 }
 
-/// The low bits of a number, if there are no others.
+/// Returns the low bits of a number, if the high bits are zero.
 fn bits(number: u64) -> Option<u32> {
     u32::try_from(number).ok()
 }
 
-/// `mincore`; its error, or 0.
+/// Calls `mincore`. Returns the error, or 0.
 fn resident(cpu: &NativeCpu<'_, '_>, addr: u64, len: u64, vector: &mut [u8]) -> i32 {
     let mut slots = vector.iter_mut();
     let told = cpu.mincore(addr, len, |there| {
@@ -293,7 +293,7 @@ fn done(result: Result<(), Error>) -> Outcome {
     result.map_or_else(|error| Outcome::Refused(error.errno.number()), |()| Outcome::Done(0))
 }
 
-/// The outcome of a call that chooses a place; what is elsewhere is unmapped again.
+/// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped again.
 fn placed(cpu: &NativeCpu<'_, '_>, result: Result<u64, Error>, len: u64) -> Outcome {
     match result {
         Err(error) => Outcome::Refused(error.errno.number()),
@@ -323,7 +323,7 @@ fn accessed(result: Result<u64, Signal>) -> Outcome {
 /// A digest of a page.
 fn look(cpu: &NativeCpu<'_, '_>, addr: u64) -> Result<u64, seen::Signal> {
     let mut bytes = [0; PAGE as usize];
-    // First one access, as on the other side.
+    // A single access first, as on the other side.
     cpu.load::<u64>(addr).map_err(signal)?;
     cpu.read_bytes(addr, &mut bytes).map_err(signal)?;
     let (words, _) = bytes.as_chunks::<8>();

@@ -1,10 +1,10 @@
-//! What is seen of a step, by either side, and its form in shared memory: words.
+//! The observations of a step, on either side, and their form in shared memory: words.
 
 use crate::op::NEAR;
 use std::fmt;
 
-/// An `mmap` or `mremap` answered with an address far from the window: a free choice, not compared.
-/// What is there is unmapped at once.
+/// The address of an `mmap` or `mremap` far from the window: a free choice, not compared. Such a
+/// mapping is unmapped at once.
 pub const ELSEWHERE: u64 = 1;
 
 /// A signal: its number and its code (`SEGV_MAPERR` and so on).
@@ -16,10 +16,10 @@ pub struct Signal {
     pub code: i32,
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A call's value, or what a load found.
+    /// A call's value, or a loaded value.
     Done(u64),
     /// A call's error.
     Refused(i32),
@@ -31,12 +31,12 @@ pub enum Outcome {
     Pages(Vec<Result<u64, Signal>>),
 }
 
-/// A VMA as listings show it.
+/// A VMA as shown in listings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Area {
     /// First address.
     pub start: u64,
-    /// Address behind it.
+    /// The address behind the VMA.
     pub end: u64,
     /// `PROT_*`.
     pub prot: u64,
@@ -51,21 +51,21 @@ pub struct Area {
 /// The object of shared anonymous memory.
 pub const NAMELESS: u64 = 255;
 
-/// What is seen of a step.
+/// The observations of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
     /// The VMAs near the window afterwards.
     pub areas: Vec<Area>,
 }
 
-/// An address that a call returned, if it is one that is compared.
+/// Returns the address returned by a call, if it is compared.
 pub fn near(addr: u64) -> u64 {
     if NEAR.contains(&addr) { addr } else { ELSEWHERE }
 }
 
-/// Eight bytes at a time into one number, order and place included.
+/// Combines words into one number, which depends on their order and position.
 pub fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(0, |so_far: u64, word| {
         (so_far.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -101,7 +101,7 @@ impl Signal {
 }
 
 impl Seen {
-    /// Appends its words.
+    /// Appends the words of the observation.
     pub fn write(&self, mut put: impl FnMut(u64)) {
         let mut head = |kind, value| {
             put(kind);
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_back_as_they_went() {
+    fn words_round_trip() {
         let signal = Signal { number: 11, code: -6 };
         let outcomes = [
             Outcome::Done(u64::MAX),

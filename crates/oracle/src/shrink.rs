@@ -1,10 +1,10 @@
-//! The least case that still fails: operations are left out, in ever smaller pieces, and then those
-//! that stay are made plainer.
+//! The smallest case that still fails: operations are removed, in ever smaller pieces, and then the
+//! remaining operations are simplified.
 
 use crate::case::Case;
 use crate::op::{Op, PAGE, WINDOW};
 
-/// Makes `case`, which `fails`, as small as it gets.
+/// Makes `case`, which `fails`, as small as possible.
 pub fn shrink(case: &Case, mut fails: impl FnMut(&Case) -> bool) -> Case {
     let mut least = case.clone();
     for at in (0..least.settings.len()).rev() {
@@ -60,11 +60,11 @@ fn make_plainer(least: &mut Case, fails: &mut impl FnMut(&Case) -> bool) {
 /// Operations like `op` with less to them. Each is less than `op` by an order without end chains.
 fn plainer(op: &Op) -> Vec<Op> {
     let mut all = Vec::new();
-    // Every flag that can be left out.
+    // All variants with one flag removed.
     let fewer =
         |flags: u64| (0..64).map(move |bit| flags & !(1 << bit)).filter(move |&f| f != flags);
     let shorter = |len: u64| {
-        // What is wrong on purpose is so by a page only.
+        // Intentionally invalid lengths become invalid by only a page.
         let pages = if len < 1 << 20 { len / PAGE } else { 1 };
         let ends = [1, pages / 2, pages.saturating_sub(1)].map(|pages| pages * PAGE);
         ends.into_iter().filter(move |&end| end != 0 && end < len)
@@ -137,7 +137,7 @@ mod tests {
     use crate::generate::Generator;
 
     #[test]
-    fn only_what_fails_is_left() {
+    fn only_failing_operations_remain() {
         let mut case = Generator::new(7).case(60);
         case.ops.insert(case.ops.len() / 2, Op::Unmap { addr: WINDOW + 9 * PAGE, len: 20 * PAGE });
         let culprit = |op: &Op| matches!(op, Op::Unmap { len, .. } if *len >= 5 * PAGE);

@@ -1,4 +1,4 @@
-//! The subsystem against the host's Linux: all cases that once failed, and some new ones.
+//! The subsystem against the host's Linux: all cases that once failed, and some new cases.
 
 use faultless_oracle::{Case, Generator, Oracle};
 use std::path::Path;

@@ -1,13 +1,14 @@
-//! Real accesses, answered: what the access found, or the signal that the kernel sent for it.
+//! Real accesses with a result: the loaded value, or the kernel's signal.
 //!
-//! Each kind of access is one instruction with a label. The signal handler looks whether it was
-//! that instruction that was interrupted, writes the signal into the registers that hold the
-//! result, and continues at a `ret`. So an access behaves exactly as a program's, and nothing is
-//! left on any stack.
+//! Each kind of access is one instruction with a label. The signal handler checks whether this
+//! instruction was interrupted, writes the signal into the result registers, and continues at a
+//! `ret`. An access therefore behaves exactly like a program's access, and leaves no state on any
+//! stack.
 //!
-//! An instruction is fetched by jumping to it under the trap flag: the processor stops before it,
-//! and again behind it. Programs of this kind store nothing where instructions are fetched, so what
-//! is executed is two bytes of zeros: `add [rax], al`, with `rax` on a byte of our own.
+//! An instruction is fetched by a jump under the trap flag: the processor stops before the
+//! instruction, and again behind it. Programs of this kind store no bytes at the fetched addresses,
+//! so the executed instruction is two bytes of zeros: `add [rax], al`, with `rax` pointing to a
+//! byte of this program.
 
 use crate::seen::Signal;
 use std::arch::global_asm;
@@ -15,12 +16,12 @@ use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An access's result, in the two registers that functions return.
+/// An access's result, in the two registers of function results.
 #[repr(C)]
 struct Answer {
-    /// What was found, or the signal.
+    /// The found value, or the signal.
     value: u64,
-    /// Whether it is a signal.
+    /// Whether the value is a signal.
     failed: u64,
 }
 
@@ -56,15 +57,16 @@ unsafe extern "C" {
     fn oracle_return();
 }
 
-/// Where an instruction is being fetched; 0: nowhere.
+/// The address of an instruction fetch in progress; 0: none.
 static FETCHING: AtomicU64 = AtomicU64::new(0);
 
 /// The trap flag.
 const TF: i64 = 0x100;
 
-/// Answers for the instructions above. Any other that is interrupted gets the default.
+/// Handles signals of the instructions above. Every other interrupted instruction gets the default
+/// action.
 extern "C" fn answer(number: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands both over, as SA_SIGINFO says.
+    // SAFETY: the kernel passes both pointers, as defined for SA_SIGINFO.
     let (code, registers) = unsafe {
         let context = context.cast::<libc::ucontext_t>();
         ((*info).si_code, &mut (*context).uc_mcontext.gregs)
@@ -79,7 +81,7 @@ extern "C" fn answer(number: i32, info: *mut libc::siginfo_t, context: *mut libc
     .contains(&at);
     let failed = if number == libc::SIGTRAP {
         if at == fetching {
-            // Between the jump and what it leads to.
+            // Between the jump and its target.
             return;
         }
         false
@@ -97,14 +99,14 @@ extern "C" fn answer(number: i32, info: *mut libc::siginfo_t, context: *mut libc
     registers[libc::REG_EFL as usize] &= !TF;
 }
 
-/// Installs the handler in this process and those that it forks.
+/// Installs the handler in this process and its forked children.
 pub fn install() {
     const STACK: usize = 64 << 10;
     struct Stack(UnsafeCell<[u8; STACK]>);
-    // SAFETY: only the kernel uses it, for the one thread of a process of its own.
+    // SAFETY: only the kernel uses the stack, for the only thread of a process.
     unsafe impl Sync for Stack {}
     static ALTERNATE: Stack = Stack(UnsafeCell::new([0; STACK]));
-    // SAFETY: plain calls; the stack is this process's alone, which has one thread.
+    // SAFETY: plain calls; the stack belongs to this process alone, which has one thread.
     unsafe {
         let ss_sp = ALTERNATE.0.get().cast();
         let stack = libc::stack_t { ss_sp, ss_flags: 0, ss_size: STACK };
@@ -127,14 +129,14 @@ fn result(answer: Answer) -> Result<u64, Signal> {
 
 /// Loads eight bytes.
 pub fn load(addr: u64) -> Result<u64, Signal> {
-    // SAFETY: whatever is there, a load changes nothing of this program's.
+    // SAFETY: whatever the address, a load changes no memory of this program.
     result(unsafe { oracle_load(addr) })
 }
 
 /// Stores eight bytes.
 ///
 /// # Safety
-/// Nothing of this program is there.
+/// The address is outside of this program's memory.
 pub unsafe fn store(addr: u64, value: u64) -> Result<u64, Signal> {
     // SAFETY: handed on.
     result(unsafe { oracle_store(addr, value) })
@@ -142,14 +144,14 @@ pub unsafe fn store(addr: u64, value: u64) -> Result<u64, Signal> {
 
 /// Adds 0 to a byte.
 pub fn touch(addr: u64) -> Result<u64, Signal> {
-    // SAFETY: nothing changes.
+    // SAFETY: the access changes no byte.
     result(unsafe { oracle_touch(addr) })
 }
 
 /// Fetches an instruction.
 ///
 /// # Safety
-/// If it can be executed, it is two bytes of zeros.
+/// If the instruction can be executed, it is two bytes of zeros.
 pub unsafe fn fetch(addr: u64) -> Result<u64, Signal> {
     let mut scratch = 0u8;
     FETCHING.store(addr, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Memory that the processes of a case share with this one: whose turn it is, and what was seen.
+//! Memory shared by the processes of a case with this process: the current turn, and the
+//! observations.
 
 use super::LinuxError;
 use std::ptr::{self, NonNull};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Words of what was seen in a case; a thousand times more than the usual case has.
 const WORDS: usize = 4 << 20;
 const BYTES: usize = size_of::<Head>() + WORDS * size_of::<AtomicU64>();
-/// How long a process waits for its turn: whoever has it died.
+/// The time limit for a turn, after which the process with the turn counts as dead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[repr(C)]
@@ -24,14 +25,14 @@ pub struct Log {
 }
 
 impl Log {
-    /// Shared memory for one case at a time.
+    /// Creates shared memory for one case at a time.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new() -> Result<Self, LinuxError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, where nothing is.
+        // SAFETY: a new mapping at a free address.
         let start = unsafe { libc::mmap(ptr::null_mut(), BYTES, prot, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(LinuxError::last("mmap"));
@@ -49,13 +50,13 @@ impl Log {
         unsafe { std::slice::from_raw_parts(self.head.add(1).cast().as_ptr(), WORDS) }
     }
 
-    /// Empties it, for a new case. No process of an old one lives.
+    /// Empties the memory, for a new case. No process of an old case is alive.
     pub fn clear(&self) {
         self.head().turn.store(0, Ordering::Relaxed);
         self.head().count.store(0, Ordering::Relaxed);
     }
 
-    /// Waits until it is step `step`'s turn. False: nobody comes any more.
+    /// Waits for the turn of step `step`. Returns false after the time limit.
     pub fn wait_for(&self, step: usize) -> bool {
         let (turn, step) = (&self.head().turn, step as u32);
         let begin = Instant::now();
@@ -84,7 +85,7 @@ impl Log {
         }
     }
 
-    /// It is step `step`'s turn now; `wake` whoever waits for theirs.
+    /// Passes the turn to step `step`; `wake` wakes the waiting processes.
     pub fn pass_to(&self, step: usize, wake: bool) {
         let turn = &self.head().turn;
         turn.store(step as u32, Ordering::Release);
@@ -94,7 +95,7 @@ impl Log {
         }
     }
 
-    /// Appends a word. One writer at a time: whose turn it is.
+    /// Appends a word. The process with the turn is the only writer.
     pub fn put(&self, word: u64) {
         let count = self.head().count.load(Ordering::Relaxed);
         if let Some(slot) = self.words().get(count as usize) {

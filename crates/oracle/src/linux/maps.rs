@@ -10,7 +10,7 @@ use std::io::Read;
 /// The kernel's.
 pub fn areas(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Area>> {
     buffer.clear();
-    // Opened afresh: a descriptor belongs to the address space that it was opened in.
+    // Opened again each time: a descriptor belongs to the address space in which it was opened.
     std::fs::File::open("/proc/self/maps")?.read_to_end(buffer)?;
     let text = std::str::from_utf8(buffer).unwrap_or_default();
     Ok(text.lines().filter_map(area).filter(|area| NEAR.contains(&area.start)).collect())

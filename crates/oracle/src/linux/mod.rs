@@ -1,12 +1,12 @@
-//! The host's kernel: a case runs in processes of its own, forked from this one.
+//! The host's kernel: a case runs in separate processes, forked from this process.
 //!
 //! ```text
 //! this process ── fork ── process 0 ── fork (Op::Fork) ── process 1 …
 //! ```
 //!
-//! Every process knows all steps, and from them whose turn each is; whoever had its turn writes
-//! down in [shared memory](log::Log) what it saw, and passes the turn on. Huge pages are off, and
-//! so are execute-only mappings by protection keys: not every x86-64 processor has those.
+//! Every process knows all steps, and thus the turn of each process. The process with the turn
+//! writes its observations to [shared memory](log::Log), and passes the turn on. Huge pages are
+//! off, as are execute-only mappings by protection keys, which not every x86-64 processor supports.
 
 mod access;
 mod log;
@@ -17,13 +17,13 @@ use crate::seen::{ELSEWHERE, Outcome, Seen, digest, near};
 use log::Log;
 use std::ffi::CString;
 
-/// How listings begin an object's path; its number follows.
+/// The beginning of an object's path in listings; its number follows.
 const OBJECT_PATH: &str = "/memfd:oracle";
 
-/// Something that has nothing to do with the case went wrong.
+/// An error unrelated to the case.
 #[derive(Debug, thiserror::Error)]
 pub enum LinuxError {
-    /// The kernel refused a call that every case needs.
+    /// The kernel refused a call needed by every case.
     #[error("{call}: {error}")]
     Refused {
         /// Which.
@@ -34,9 +34,9 @@ pub enum LinuxError {
     /// A process ended early.
     #[error("the processes of the case ended with status {status:#x} after {steps} steps")]
     Died {
-        /// As `waitpid` tells it.
+        /// The status reported by `waitpid`.
         status: i32,
-        /// Steps that were seen.
+        /// The number of observed steps.
         steps: usize,
     },
 }
@@ -57,19 +57,19 @@ impl Linux {
     /// Prepares for cases, one after the other.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     pub fn new() -> Result<Self, LinuxError> {
         Ok(Self { log: Log::new()? })
     }
 
-    /// What is seen of each of `steps`.
+    /// Returns the observations of each of `steps`.
     ///
     /// # Errors
-    /// [`LinuxError`]; never for what the steps ask.
+    /// [`LinuxError`]; never because of the steps.
     pub fn run(&mut self, steps: &[Op]) -> Result<Vec<Seen>, LinuxError> {
         self.log.clear();
-        // SAFETY: the child never returns. This process may have threads; the C library sees to it
-        // that the child can allocate, and it takes no other lock.
+        // SAFETY: the child never returns. This process may have threads; the C library ensures
+        // that the child can allocate, and the child takes no other lock.
         let status = match unsafe { libc::fork() } {
             -1 => return Err(LinuxError::last("fork")),
             0 => {
@@ -88,7 +88,7 @@ impl Linux {
     }
 }
 
-/// Waits for `process`, or for any child (-1); its status.
+/// Waits for `process`, or for any child (-1). Returns its status.
 fn wait(process: i32) -> Option<i32> {
     let mut status = 0;
     loop {
@@ -106,7 +106,7 @@ fn wait(process: i32) -> Option<i32> {
 struct Object {
     /// Opened for reading and writing.
     file: i32,
-    /// What is mapped.
+    /// The descriptor for mappings.
     mapped: i32,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Subject<'a> {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
             libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-            // With no key left for it, the kernel maps execute-only memory as it does without keys.
+            // Without a free key, the kernel maps execute-only memory as without keys.
             while libc::syscall(libc::SYS_pkey_alloc, 0, 0) >= 0 {}
         }
         access::install();
@@ -148,7 +148,7 @@ impl<'a> Subject<'a> {
             let outcome = self.step(op, &roster);
             let ends = roster.ended_by(op).is_some();
             if let Some(made) = roster.made_by(op) {
-                // SAFETY: the child goes on with the loop, as the process that it is.
+                // SAFETY: the child continues with the loop, as the new process.
                 if unsafe { libc::fork() } == 0 {
                     self.me = made;
                     roster.after(op);
@@ -165,7 +165,7 @@ impl<'a> Subject<'a> {
                 unsafe { libc::_exit(0) }
             }
         }
-        // Also those that processes which ended before their children left to the first.
+        // This includes orphans, left to the first process by parents that ended earlier.
         while wait(-1).is_some() {}
         if self.me != 0 {
             // SAFETY: ends the process.
@@ -195,7 +195,7 @@ impl<'a> Subject<'a> {
                 outcome(call(libc::SYS_madvise, [addr, len, advice]))
             }
             Op::Resident { addr, len } => {
-                // Longer ones are refused for what they name.
+                // Longer ranges are refused because of their addresses.
                 let mut vector = vec![u8::MAX; (len.div_ceil(PAGE)).min(4096) as usize];
                 let errno = resident(addr, len, &mut vector);
                 Outcome::Resident(errno, vector)
@@ -208,9 +208,9 @@ impl<'a> Subject<'a> {
                 Outcome::Resident(0, vector)
             }
             Op::Load { addr } => accessed(access::load(addr)),
-            // SAFETY: operations access the window only, where nothing of this program is.
+            // SAFETY: operations access only the window, which contains no memory of this program.
             Op::Store { addr, value } => accessed(unsafe { access::store(addr, value) }.map(|_| 0)),
-            // SAFETY: operations fetch only where nothing is ever stored.
+            // SAFETY: operations fetch only at addresses that are never stored to.
             Op::Fetch { addr } => accessed(unsafe { access::fetch(addr) }),
             Op::Look => Outcome::Pages((0..SEEN_PAGES).map(|number| look(page(number))).collect()),
             Op::Touch => {
@@ -256,13 +256,13 @@ fn object(number: usize) -> Result<Object, LinuxError> {
     }
 }
 
-/// A system call, made directly: what it returns is what the kernel said.
+/// Makes a system call directly, and returns the kernel's result.
 fn call<const N: usize>(number: i64, args: [u64; N]) -> Result<u64, i32> {
     let mut all = [0; 6];
     all[..N].copy_from_slice(&args);
     let [a, b, c, d, e, f] = all;
-    // SAFETY: cases name only memory near the window, where nothing of this program is, or what the
-    // kernel refuses.
+    // SAFETY: cases name only memory near the window, outside of this program's memory, or
+    // addresses that the kernel refuses.
     let value = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if value == -1 {
         return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
@@ -270,7 +270,7 @@ fn call<const N: usize>(number: i64, args: [u64; N]) -> Result<u64, i32> {
     Ok(value as u64)
 }
 
-/// `mincore`; its error, or 0.
+/// Calls `mincore`. Returns the error, or 0.
 fn resident(addr: u64, len: u64, vector: &mut [u8]) -> i32 {
     call(libc::SYS_mincore, [addr, len, vector.as_mut_ptr() as u64]).err().unwrap_or(0)
 }
@@ -283,7 +283,7 @@ fn accessed(result: Result<u64, crate::seen::Signal>) -> Outcome {
     result.map_or_else(Outcome::Signal, Outcome::Done)
 }
 
-/// The outcome of a call that chooses a place; what is elsewhere is unmapped again.
+/// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped again.
 fn placed(result: Result<u64, i32>, len: u64) -> Outcome {
     let chosen = result.map(|addr| {
         if near(addr) == ELSEWHERE {
@@ -298,6 +298,6 @@ fn placed(result: Result<u64, i32>, len: u64) -> Outcome {
 fn look(addr: u64) -> Result<u64, crate::seen::Signal> {
     access::load(addr)?;
     let words = addr as *const u64;
-    // SAFETY: the page can be loaded from, and nobody else runs.
+    // SAFETY: the page can be loaded from, and no other process runs.
     Ok(digest((0..PAGE as usize / 8).map(|at| unsafe { words.add(at).read_volatile() })))
 }
