@@ -94,6 +94,7 @@ unsafe impl Machine for Board {
         ptr::from_ref(&self.memory[frame.0 as usize]).cast_mut().cast()
     }
 
+    // ANCHOR: flushes
     fn invalidate(&self, cpu: CpuId, _: SpaceId, what: Invalidate) {
         let goes = |cached: &Cached| match what {
             Invalidate::Range(range) => range.contains(cached.page << PAGE_SHIFT),
@@ -113,6 +114,7 @@ unsafe impl Machine for Board {
     fn interrupt(&self, cpu: CpuId) {
         self.harts[cpu.index()].line.store(true, Ordering::Release);
     }
+    // ANCHOR_END: flushes
 
     fn relax(&self, looks: u32) {
         // The host may have fewer cores than there are harts.
@@ -182,10 +184,12 @@ impl<'a> Hart<'a> {
 
     /// Executes one instruction. Returns false for an `ecall`.
     fn step(&mut self) -> Result<bool, FaultError> {
+        // ANCHOR: serve
         if self.cpu.vm().machine().harts[self.cpu.id().index()].line.swap(false, Ordering::Acquire)
         {
             self.cpu.serve_flushes();
         }
+        // ANCHOR_END: serve
         let pair = self.translate(self.pc, Access::Execute)?.load(Ordering::Relaxed);
         let code = (pair >> (self.pc % 8 * 8)) as u32;
         let [rd, rs1, rs2] = [7, 15, 20].map(|at| (code >> at & 31) as usize);
