@@ -126,7 +126,7 @@
 //! # Overview
 //!
 //! A kernel implements [`Machine`], makes a [`Vm`] and a [`Cpu`] for each of its CPUs, and calls
-//! [`Space`] and [`Object`]. Four programs in `examples` show this, each in one file: a machine of
+//! [`Space`] and [`Object`]. The programs in `examples` show this, each in one file: a machine of
 //! one CPU, an interpreter with software TLBs, a hypervisor's guest memory, and memory in tiers
 //! with a swap area. The kernel implements [`BackingStore`] for the storage of its files; a
 //! separate example shows this. [`locks`] contains the subsystem's locks, which its machine may

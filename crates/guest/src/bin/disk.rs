@@ -1,8 +1,8 @@
 //! `disk CHECK…`: files on a disk, whose pages are read on demand.
 //!
 //! In `/data` each check has its own file, which has not been read before: [`PAGES`] pages, with
-//! [`word`] of its offset in each word. `other_threads_run` needs a slow disk, and `errors` a disk that
-//! cannot read page [`BAD`] of its file.
+//! [`word`] of its offset in each word. `other_threads_run` needs a slow disk, and `errors` a disk
+//! that cannot read page [`BAD`] of its file.
 
 use faultless_guest::check::{Check, Verdict};
 use faultless_guest::dir::{self, io, number};

@@ -1,8 +1,8 @@
 //! `victims [CHECK…]`: the choice of the killed process when memory is out. Hogs take all memory,
 //! in separate processes; other processes must not be affected.
 //!
-//! `no_candidates`, which runs only by name, requires a machine whose processes are all protected; Linux
-//! panics in this case.
+//! `no_candidates`, which runs only by name, requires a machine whose processes are all protected;
+//! Linux panics in this case.
 //!
 //! The machine's memory limits the hogs, so the machine must have less than 2 GiB; on a larger
 //! machine only `score` can run, which takes little memory.
