@@ -1,4 +1,4 @@
-//! Tests of physical memory as a whole; tests of single structures are in their files.
+//! Tests of the frame allocator as a whole; the tests of each structure are next to the structure.
 
 use super::*;
 use crate::machine::{CpuId, Machine};
@@ -16,18 +16,17 @@ fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
 }
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for its own `Frames`.
+    // SAFETY: each test claims each CPU once for its `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
-/// Returns the frames of `regions`, for `cpus` CPUs.
+/// The frames of `regions`, for `cpus` CPUs.
 fn memory(cpus: usize, regions: &[MemoryRegion]) -> Frames {
-    // SAFETY: tests with a machine use its regions and pass only this machine; the other tests do
-    // not access memory.
+    // SAFETY: tests with a machine use only its regions; the other tests do not access memory.
     unsafe { Frames::try_new(cpus, regions, |_| 0) }.unwrap()
 }
 
-/// Allocates all frames.
+/// Allocates frames until memory is exhausted.
 fn exhaust(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
     core::iter::from_fn(|| frames.alloc(local, &Yield)).collect()
 }
@@ -38,13 +37,13 @@ fn free_all(frames: &Frames, local: &Local, all: Vec<Frame<Clean>>) {
     }
 }
 
-/// Checks that the audit passes, and that all frames are free except those in the CPUs' lists.
+/// The audit passes, and everything but the CPUs' lists is free.
 fn all_is_back(frames: &Frames) {
     let census = frames.checked_census(&Yield).unwrap();
     assert_eq!(census.free + census.pooled, frames.total(), "{census:?}");
 }
 
-/// Frees a published frame, as its last owner does.
+/// Takes a published frame back, as its last owner does.
 fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
     assert_eq!(frames.meta(number).put_ref(), 0);
     // SAFETY: the last reference is dropped, and these tests have neither tables nor TLBs.
@@ -52,7 +51,7 @@ fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
 }
 
 #[test]
-fn nodes_are_counted_apart_and_frees_are_counted() {
+fn nodes_are_counted_separately_and_frees_are_counted() {
     let frames = memory(1, &[region(0, 3, 50), region(1, 60, 17), region(0, 80, 8)]);
     let local = cpu(0);
     let counts = |node| (frames.census_on(node).free, frames.free_on(node, &Yield));
@@ -66,10 +65,10 @@ fn nodes_are_counted_apart_and_frees_are_counted() {
     assert_eq!(frames.reserved_on(0), 0);
 }
 
-/// A CPU keeps frames of the node that serves it: its nearest node, or another node if this one has
-/// no memory.
+/// A CPU keeps frames of the node that serves it: its own node, or another node if its own has no
+/// memory.
 #[test]
-fn cpus_keep_frames_of_the_node_that_serves_them() {
+fn a_cpu_keeps_frames_of_its_serving_node() {
     for (regions, expected) in [(&[0][..], 0), (&[0, 1], 1)] {
         let regions: Vec<_> =
             regions.iter().map(|&node| region(node, 16 + 8192 * u32::from(node), 8192)).collect();
@@ -86,7 +85,7 @@ fn cpus_keep_frames_of_the_node_that_serves_them() {
 }
 
 #[test]
-fn every_frame_is_allocated_once_and_freed() {
+fn every_frame_is_allocated_once_and_returned() {
     let frames = memory(1, &[region(0, 3, 50 * MANY), region(0, 55 * MANY, 17)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -105,7 +104,7 @@ fn every_frame_is_allocated_once_and_freed() {
 }
 
 #[test]
-fn nearer_nodes_serve_first_and_others_afterwards() {
+fn nearer_nodes_are_used_first() {
     let frames = memory(1, &[region(2, 0, 20), region(0, 40, 70), region(2, 120, 1)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -115,7 +114,7 @@ fn nearer_nodes_serve_first_and_others_afterwards() {
     assert_eq!(all.iter().filter(|frame| node(frame) == 2).count(), 21);
     free_all(&frames, &local, all);
     frames.drain(&local, &Yield);
-    // Each frame returned to its own node, or the blocks would not have merged again.
+    // Each frame went back to its own node, or the blocks would not have merged again.
     all_is_back(&frames);
     let block = frames.alloc_order(&local, 5, &Yield).unwrap();
     assert_eq!(node(&block), 0);
@@ -123,10 +122,10 @@ fn nearer_nodes_serve_first_and_others_afterwards() {
 }
 
 #[test]
-fn arenas_of_a_node_serve_all_its_cpus() {
+fn a_node_s_arenas_are_one_memory() {
     const GIB: u32 = 1 << MAX_ORDER;
-    // The node's first and second gibibyte, for sixteen CPUs; unsorted regions, and one without
-    // frames.
+    // The node's first and second gibibyte, for sixteen CPUs; the regions are unordered, and one
+    // region has no frames.
     let regions = [region(1, GIB + 40, 5), region(0, GIB - 8, 24), region(0, 7, 0)];
     // SAFETY: this test does not access memory.
     let frames = unsafe { Frames::try_new(16, &regions, |_| 0) }.unwrap();
@@ -140,7 +139,7 @@ fn arenas_of_a_node_serve_all_its_cpus() {
         let all = exhaust(&frames, local);
         let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
         assert_eq!(numbers, (GIB - 8..GIB + 16).chain(GIB + 40..GIB + 45).collect());
-        // The home's frames come first, and the other node's last.
+        // The frames of the CPU's own arena come first, and the frames of the other node last.
         let home = if core::ptr::eq(local, &first) { GIB - 8..GIB } else { GIB..GIB + 16 };
         assert!(all[..home.len()].iter().all(|frame| home.contains(&frame.number().0)));
         assert!(all[24..].iter().all(|frame| frame.number().0 >= GIB + 40));
@@ -184,7 +183,7 @@ fn memory_without_regions_is_empty() {
 }
 
 #[test]
-fn the_limit_is_exact_and_moves_at_run_time() {
+fn the_limit_is_exact_and_adjustable() {
     let frames = memory(1, &[region(0, 0, 128)]);
     let local = cpu(0);
     frames.set_limit(101);
@@ -209,7 +208,7 @@ fn the_limit_is_exact_and_moves_at_run_time() {
 }
 
 #[test]
-fn a_block_is_made_from_frames_kept_by_the_cpu() {
+fn a_block_is_found_in_the_cpu_list() {
     let frames = memory(1, &[region(0, 0, 16)]);
     let local = cpu(0);
     let all = exhaust(&frames, &local);
@@ -221,23 +220,23 @@ fn a_block_is_made_from_frames_kept_by_the_cpu() {
 }
 
 #[test]
-fn lists_are_small_when_memory_is_short() {
+fn lists_are_small_if_memory_is_short() {
     let frames = memory(2, &[region(0, 0, 160)]);
     let (one, other) = (cpu(0), cpu(1));
     let first = frames.alloc(&one, &Yield).unwrap();
     let all = exhaust(&frames, &other);
-    // A batch was 10 frames, one of which is `first`.
+    // A batch was 10 frames, including `first`.
     assert_eq!(all.len(), 150);
     free_all(&frames, &other, all);
     frames.free(&other, first, &Yield);
-    // The other CPU's last batch was one frame, so it keeps at most two.
+    // The other CPU's last batch was one frame, so the CPU keeps at most two frames.
     let census = frames.checked_census(&Yield).unwrap();
     assert!(census.pooled <= 9 + 2, "{census:?}");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn a_bulk_contains_only_frames_that_can_be_spared() {
+fn a_bulk_allocation_is_limited_to_spare_frames() {
     let frames = memory(1, &[region(0, 0, 1600)]);
     let local = cpu(0);
     let held: Vec<_> = (0..1490).map(|_| frames.alloc_order(&local, 0, &Yield).unwrap()).collect();
@@ -296,14 +295,14 @@ fn the_census_knows_every_use() {
 }
 
 #[test]
-fn the_audit_detects_a_lost_frame() {
+fn the_audit_detects_a_stray_frame() {
     let frames = memory(1, &[region(0, 0, 64)]);
-    // A frame that is marked free but is on no list.
+    // A frame marked free that is on no list.
     let stray = frames.alloc(&cpu(0), &Yield).unwrap().into_number();
     frames.meta(stray).set_kind(Kind::Free);
     let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a free frame is on no free list" });
-    // A frame that belongs to no block.
+    // A tail frame without a block.
     frames.meta(stray).set_kind(Kind::Tail);
     let found = frames.checked_census(&Yield).unwrap_err();
     assert_eq!(found, Imbalance { frame: None, what: "a frame belongs to no block" });
@@ -321,7 +320,7 @@ fn each_allocation_is_a_new_ownership() {
     let again = frames.alloc(&local, &Yield).unwrap();
     assert_eq!((again.number(), frames.meta(number).owner()), (number, before + 1));
     frames.free(&local, again, &Yield);
-    // Every frame of a block: a stale translation may map any of them.
+    // This holds for every frame of a block: a stale translation may point to any of them.
     let block = frames.alloc_order(&local, 6, &Yield).unwrap();
     assert_eq!(frames.meta(number).owner(), before + 2);
     frames.free(&local, block, &Yield);
@@ -348,7 +347,7 @@ fn references_are_counted_and_the_last_one_is_final() {
     meta.set_refs(FrameMeta::MAX_REFS);
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);
-    // SAFETY: no reference to the frame remains.
+    // SAFETY: the frame has no references any more.
     let frame = unsafe { frames.reclaim(number).settle() };
     frames.free(&local, frame, &Yield);
     all_is_back(&frames);
@@ -364,11 +363,11 @@ fn a_retire_link_leads_back_to_its_frame() {
 }
 
 #[test]
-fn zeroing_fills_the_whole_block_and_nothing_else() {
+fn zeroing_fills_exactly_the_block() {
     let machine = TestMachine::new(1, 17);
     let frames = memory(machine.cpus(), machine.regions());
     let local = cpu(0);
-    // SAFETY: no frame is mapped or allocated yet, so all memory belongs to the test.
+    // SAFETY: no memory is mapped or allocated yet, so all memory belongs to the test.
     let fill = |number| unsafe { machine.frame_bytes(FrameNumber(number)).write_bytes(0xa5, 4096) };
     (1..17).for_each(fill);
     let block = frames.alloc_order(&local, 2, &Yield).unwrap().zero(&machine);
@@ -376,7 +375,7 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
     for number in 1..17 {
         let expected = if zeroed.contains(&number) { 0 } else { 0xa5 };
         for at in [0, 1, 2047, 4095] {
-            // SAFETY: within the frame, which only this test accesses.
+            // SAFETY: within the frame, which has no other user.
             let byte = unsafe { machine.frame_bytes(FrameNumber(number)).add(at).read() };
             assert_eq!(byte, expected, "frame {number} byte {at}");
         }
@@ -386,7 +385,7 @@ fn zeroing_fills_the_whole_block_and_nothing_else() {
 }
 
 /// Two CPUs concurrently allocate, pass frames to each other, free and exhaust memory; at the end
-/// every frame is in its place.
+/// every frame is at its place.
 #[test]
 fn two_cpus_end_in_exact_accounting() {
     const ROUNDS: u32 = if cfg!(miri) { 10 } else { 3000 };
@@ -434,7 +433,7 @@ fn two_cpus_end_in_exact_accounting() {
     frames.drain(&cpu(0), &Yield);
     frames.drain(&cpu(1), &Yield);
     assert_eq!(frames.checked_census(&Yield).unwrap().free, frames.total());
-    // Exhaustion was exact to the last frame.
+    // Exhaustion was sharp to the last frame.
     let local = cpu(0);
     let all = exhaust(&frames, &local);
     assert_eq!(all.len() as u64, frames.total());

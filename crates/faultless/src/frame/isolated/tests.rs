@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 const ORDER: u8 = 4;
 
-/// Returns two adjacent nodes of 64 frames, and their CPU.
+/// Two nodes of 64 frames, side by side, and their CPU.
 fn memory() -> (Frames, Local) {
     let regions = [0, 1].map(|node| {
         let first = FrameNumber(16 + 64 * u32::from(node));
@@ -18,7 +18,7 @@ fn memory() -> (Frames, Local) {
     unsafe { (Frames::try_new(1, &regions, |_| 0).unwrap(), Local::claim(CpuId(0))) }
 }
 
-/// Allocates all frames of the first node, and frees the frames in `freed`.
+/// Allocates all frames of the first node except `freed`, which stay free.
 fn taken(frames: &Frames, local: &Local, freed: &[u32]) -> Vec<Frame<Clean>> {
     let mut numbers = [FrameNumber(0); 64];
     let mut all = frames.alloc_on(local, 0, &mut numbers, &Spin);
@@ -35,7 +35,7 @@ fn give_back(frames: &Frames, kept: Vec<Frame<Clean>>) {
 }
 
 #[test]
-fn a_survey_counts_frames_by_kind() {
+fn a_survey_counts_the_obstacles() {
     let (frames, local) = memory();
     let mut kept = taken(&frames, &local, &[17, 18, 19]);
     kept.sort_unstable_by_key(|frame| frame.number().0);
@@ -43,7 +43,7 @@ fn a_survey_counts_frames_by_kind() {
     assert_eq!(survey(), Survey { free: 3, movable: 0, fixed: 13 });
     let page = frames.publish(kept.remove(0), Use::Anon, 0, 0);
     assert_eq!(survey(), Survey { free: 3, movable: 1, fixed: 12 });
-    // A frame that waits for a flush is free soon.
+    // Frames waiting for a flush become free soon.
     assert_eq!(frames.meta(page).put_ref(), 0);
     // SAFETY: the last reference is dropped.
     let owed = unsafe { frames.reclaim(page) };
@@ -58,7 +58,7 @@ fn a_survey_counts_frames_by_kind() {
 }
 
 #[test]
-fn a_part_of_another_node_has_no_survey() {
+fn a_part_of_another_node_is_rejected() {
     let (frames, _) = memory();
     let survey = |node, first| frames.survey(node, FrameNumber(first), ORDER);
     let free = Some(Survey { free: 16, movable: 0, fixed: 0 });
@@ -70,7 +70,7 @@ fn a_part_of_another_node_has_no_survey() {
 }
 
 #[test]
-fn gathered_frames_are_taken_singly_and_returned() {
+fn free_frames_of_a_part_are_isolated_singly_and_returned() {
     let (frames, local) = memory();
     let kept = taken(&frames, &local, &[20, 21, 22, 23, 30]);
     let free = frames.free_count();
@@ -92,16 +92,16 @@ fn gathered_frames_are_taken_singly_and_returned() {
 }
 
 #[test]
-fn a_completely_free_part_is_not_gathered() {
+fn a_completely_free_part_is_skipped() {
     let (frames, _) = memory();
-    // The part is on the list of blocks of its size.
+    // On the list of just such blocks.
     let mut part = frames.isolated(FrameNumber(16), ORDER);
     part.gather(&Spin);
     assert_eq!(part.len(), 0);
 }
 
 #[test]
-fn gather_respects_the_limit() {
+fn no_frame_is_isolated_beyond_the_limit() {
     let (frames, local) = memory();
     let kept = taken(&frames, &local, &[20, 21, 22, 23, 30]);
     frames.set_limit(frames.total() - frames.free_count() + 15);

@@ -16,19 +16,19 @@ fn publish(frames: &Frames, frame: Frame<Clean>) -> FrameNumber {
 }
 
 /// Drops one reference of each frame in batches of each size, in ascending order, in descending
-/// order and scattered. Afterwards each frame that had one reference is free, and each frame that
-/// had two is in use.
+/// order and scattered. Afterwards, each frame with one reference is free, and each frame with two
+/// references is in use.
 #[test]
 fn frames_without_references_are_freed_in_batches_of_any_size_and_order() {
     let regions = [region(0, 3, 256 * MANY), region(1, 300 * MANY, 40 * MANY)];
-    // Under the interpreter each size takes half a minute.
+    // An interpreter takes half a minute for each.
     let sizes: &[usize] =
         if cfg!(miri) { &[BATCH] } else { &[1, FEW - 1, FEW, BATCH - 1, BATCH, 100, 512] };
     for size in sizes.iter().copied() {
         for order in if cfg!(miri) { 2..3_usize } else { 0..3 } {
-            // SAFETY: this test does not access memory.
+            // SAFETY: the test does not access memory.
             let frames = unsafe { Frames::try_new(1, &regions, |_| 0) }.unwrap();
-            // SAFETY: the only `Local`.
+            // SAFETY: the only `Local` of the CPU.
             let local = unsafe { Local::claim(CpuId(0)) };
             let all = core::iter::from_fn(|| frames.alloc(&local, &Yield));
             let mut numbers: Vec<_> = all.map(|frame| publish(&frames, frame).0).collect();
@@ -65,13 +65,13 @@ fn frames_without_references_are_freed_in_batches_of_any_size_and_order() {
     }
 }
 
-/// A list with room takes a whole batch. A full list does not change, and the batch goes to the
-/// arena.
+/// A list with room accepts a whole batch. A full list is unchanged, and the batch is returned to
+/// the arena.
 #[test]
-fn a_full_list_takes_no_batch() {
+fn a_full_list_accepts_no_batch() {
     // SAFETY: as above.
     let frames = unsafe { Frames::try_new(1, &[region(0, 0, 4096)], |_| 0) }.unwrap();
-    // SAFETY: the only `Local`.
+    // SAFETY: the only `Local` of the CPU.
     let local = unsafe { Local::claim(CpuId(0)) };
     let all: Vec<_> = core::iter::from_fn(|| frames.alloc(&local, &Yield)).collect();
     let numbers: Vec<_> = all.into_iter().map(|frame| publish(&frames, frame).0).collect();

@@ -6,7 +6,7 @@ use crate::sync::wait::Yield;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-/// Enough that two CPUs' shares are more than a block.
+/// Enough frames that the shares of two CPUs exceed a block.
 const FRAMES: u32 = 1 << 17;
 
 fn memory(cpus: usize) -> Frames {
@@ -16,7 +16,7 @@ fn memory(cpus: usize) -> Frames {
 }
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for its own `Frames`.
+    // SAFETY: each test claims each CPU once for its `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
@@ -66,7 +66,7 @@ fn freed_frames_are_kept_up_to_the_share() {
     let kept = taken(&frames);
     assert!(kept <= share + 2 * BATCH as u64, "{kept} of {out}");
     assert!(kept >= share, "{kept} of {out}");
-    // The frames are allocated again, without access to the arena.
+    // The kept frames are allocated again, without the arena.
     let again = take(&frames, &local, share as usize);
     assert_eq!(taken(&frames), kept);
     assert_eq!(frames.checked_census(&Yield).unwrap().taken(), kept);
@@ -79,7 +79,7 @@ fn freed_frames_are_kept_up_to_the_share() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn no_reserves_are_kept_when_memory_is_short() {
+fn there_are_no_reserves_if_memory_is_short() {
     let (frames, local) = (memory(2), cpu(0));
     frames.set_limit(4096);
     let all = take(&frames, &local, 1000);
@@ -89,7 +89,7 @@ fn no_reserves_are_kept_when_memory_is_short() {
     let rest = frames.free_count() - 1000;
     let held: Vec<_> =
         core::iter::from_fn(|| frames.alloc_order(&local, 0, &Yield)).take(rest as usize).collect();
-    // Otherwise the frame would come from the list.
+    // Or the frame would come from the list.
     frames.drain(&local, &Yield);
     let before = taken(&frames);
     let one = take(&frames, &local, 1);
@@ -142,7 +142,7 @@ fn frames_freed_while_memory_is_short_are_available_to_others() {
     let (frames, one, other) = (memory(2), cpu(0), cpu(1));
     let share = frames.share() as usize;
     let mut mine = take(&frames, &one, 4 * share);
-    // The reserve of the first CPU is full when memory becomes short.
+    // The CPU's reserve is full when memory becomes short.
     mine.drain(..2 * share).for_each(|frame| frames.free(&one, frame, &Yield));
     let held = rest(&frames, &other);
     assert!(frames.is_short());
@@ -155,8 +155,8 @@ fn frames_freed_while_memory_is_short_are_available_to_others() {
     let free = frames.free_count();
     assert!(free >= kept + 2 * (share - BATCH) as u64, "{free} of {} and {kept}", 2 * share);
     held.into_iter().for_each(|frame| frames.free(&other, frame, &Yield));
-    // When memory is plentiful again, the same number is kept as before; and none under a lower
-    // limit.
+    // When memory is plentiful again, the CPU keeps as much as before, and under a lower limit no
+    // frames.
     let fill = || {
         let all = take(&frames, &one, 4 * share);
         all.into_iter().for_each(|frame| frames.free(&one, frame, &Yield));
@@ -172,8 +172,8 @@ fn frames_freed_while_memory_is_short_are_available_to_others() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
-fn no_block_is_kept_if_that_makes_memory_short() {
-    // More than 16 times the memory of which a block is a small part.
+fn a_block_is_not_kept_if_memory_would_become_short() {
+    // More than 16 times the memory for which a block is a small part.
     let region = MemoryRegion { node: 0, first: FrameNumber(0), frames: 2 * FRAMES };
     // SAFETY: these tests do not access memory.
     let (frames, local) = (unsafe { Frames::try_new(1, &[region], |_| 0) }.unwrap(), cpu(0));

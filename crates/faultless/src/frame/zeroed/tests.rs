@@ -14,25 +14,24 @@ use std::collections::BTreeSet;
 use std::vec::Vec;
 
 fn cpu(id: u16) -> Local {
-    // SAFETY: each test claims each CPU once for its own `Frames`.
+    // SAFETY: each test claims each CPU once for its `Frames`.
     unsafe { Local::claim(CpuId(id)) }
 }
 
-/// Returns the frames `1..frames` of a machine, filled with other bytes than zeros, with pools of
-/// `pool` frames.
+/// Frames `1..frames` of a machine, none of which is zero, with pools of `pool` frames.
 fn dirty(cpus: usize, frames: u32, pool: u64) -> (TestMachine, Frames) {
     let machine = TestMachine::new(cpus, frames);
     for number in 1..frames {
         soil(&machine, FrameNumber(number));
     }
-    // SAFETY: the tests use the frames only with this machine.
+    // SAFETY: the machine lives together with the frames from here on.
     let frames = unsafe { Frames::try_new(cpus, machine.regions(), |_| 0) }.unwrap();
     frames.set_zeroed_pool(pool, &Yield);
     (machine, frames)
 }
 
 fn soil(machine: &TestMachine, number: FrameNumber) {
-    // SAFETY: the test's memory, which no other code accesses now.
+    // SAFETY: the test's memory, without other users at this time.
     unsafe { machine.frame_bytes(number).write_bytes(0xa5, PAGE_SIZE as usize) };
 }
 
@@ -51,7 +50,8 @@ fn zero_all(local: &Local, machine: &TestMachine, frames: &Frames) -> usize {
         .sum()
 }
 
-/// Allocates a zeroed frame, checks and overwrites it, and returns it with its source.
+/// Allocates a zeroed frame, checks its contents, and overwrites them. Returns the frame and its
+/// origin.
 fn alloc(
     machine: &TestMachine,
     frames: &Frames,
@@ -67,14 +67,14 @@ fn alloc(
     Some((frame, heard.take()))
 }
 
-/// Overwrites a frame, as a program does before it is freed.
+/// Does a program's part before the frame is freed.
 fn use_up(machine: &TestMachine, frame: Frame<Zeroed>) -> Frame<Clean> {
     soil(machine, frame.number());
     frame.into()
 }
 
 #[test]
-fn no_frame_is_zeroed_in_advance_without_a_pool() {
+fn without_a_pool_no_frame_is_zeroed_ahead() {
     let (machine, frames) = dirty(1, 200, 0);
     let local = cpu(0);
     assert_eq!(frames.zero_run(&local, &machine, usize::MAX, &Yield), 0);
@@ -107,7 +107,7 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn zeroed_frames_are_taken_first_and_not_zeroed_again() {
+fn zeroed_frames_are_used_first_and_not_zeroed_again() {
     let (machine, frames) = dirty(1, 2000, 100);
     let local = cpu(0);
     zero_all(&local, &machine, &frames);
@@ -122,7 +122,7 @@ fn zeroed_frames_are_taken_first_and_not_zeroed_again() {
     let (frame, supply) = alloc(&machine, &frames, &local).unwrap();
     assert_eq!((supply, machine.zeroed()), (Vec::from([Supply::Miss, Supply::Now]), before + 1));
     all.push(frame);
-    // An unused frame that was freed is still zeroed; a used frame is not.
+    // An unused returned frame is still zeroed; a used frame is not.
     frames.free(&local, all.pop().unwrap(), &Yield);
     let (frame, supply) = alloc(&machine, &frames, &local).unwrap();
     assert_eq!(supply, [Supply::Pool]);
@@ -138,7 +138,7 @@ fn zeroed_frames_are_taken_first_and_not_zeroed_again() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn the_last_frames_are_allocated_from_any_list() {
+fn the_last_frames_are_available_wherever_they_are() {
     for limit in [u64::MAX, 150] {
         let (machine, frames) = dirty(1, 301, u64::MAX);
         frames.set_limit(limit);
@@ -153,7 +153,7 @@ fn the_last_frames_are_allocated_from_any_list() {
         let numbers: BTreeSet<_> = all.iter().map(|frame| frame.number().0).collect();
         assert_eq!(numbers.len(), all.len());
         all.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
-        // The reverse: no frame is zeroed, and all can be allocated as zeroed frames.
+        // The opposite: no frame is zeroed, and all frames are available as zeroed frames.
         let all: Vec<_> = core::iter::from_fn(|| alloc(&machine, &frames, &local)).collect();
         assert_eq!(all.len() as u64, limit.min(300));
         all.into_iter().for_each(|(frame, _)| frames.free(&local, frame, &Yield));
@@ -163,7 +163,7 @@ fn the_last_frames_are_allocated_from_any_list() {
 }
 
 #[test]
-fn a_block_is_split_from_a_pool_or_merged_from_a_half_zeroed_one() {
+fn a_block_is_split_from_a_pool_and_found_half_zeroed() {
     let (machine, frames) = dirty(1, 65, 48);
     let local = cpu(0);
     // 1..65: the largest blocks are 16 and 32 frames.
@@ -177,7 +177,7 @@ fn a_block_is_split_from_a_pool_or_merged_from_a_half_zeroed_one() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn unneeded_zeroed_frames_do_not_go_to_the_reserve() {
+fn unused_zeroed_frames_do_not_enter_the_reserve() {
     // Enough for a reserve.
     let (machine, frames) = dirty(1, 1 << 13, 1 << 10);
     let local = cpu(0);
@@ -194,7 +194,7 @@ fn unneeded_zeroed_frames_do_not_go_to_the_reserve() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn no_frame_is_zeroed_or_spared_when_memory_is_short() {
+fn no_frame_is_zeroed_ahead_or_spared_if_memory_is_short() {
     let (machine, frames) = dirty(1, 1601, 1600);
     let local = cpu(0);
     let mut taken: Vec<_> = (0..1440).map(|_| frames.alloc(&local, &Yield).unwrap()).collect();
@@ -207,7 +207,7 @@ fn no_frame_is_zeroed_or_spared_when_memory_is_short() {
     let mut buffer = [FrameNumber(0); 32];
     assert!(frames.alloc_bulk(&local, &mut buffer, &Yield).is_empty());
     assert!(frames.alloc_zeroed_bulk(&local, &machine, &mut buffer, &Yield).0.is_empty());
-    // An ordinary allocation still succeeds.
+    // Every CPU that needs a frame gets one.
     taken.push(frames.alloc(&local, &Yield).unwrap());
     taken.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
     assert!(!frames.is_short());
@@ -216,15 +216,15 @@ fn no_frame_is_zeroed_or_spared_when_memory_is_short() {
 }
 
 #[test]
-fn a_near_frame_is_zeroed_instead_of_a_distant_zeroed_frame() {
+fn a_near_frame_is_preferred_to_a_distant_zeroed_frame() {
     let machine = TestMachine::new(1, 400);
     let region = |node, first, frames| MemoryRegion { node, first: FrameNumber(first), frames };
-    // SAFETY: the frames are used only with this machine.
+    // SAFETY: frames of the machine, which lives together with the frames from here on.
     let frames =
         unsafe { Frames::try_new(1, &[region(0, 1, 199), region(1, 200, 200)], |_| 0) }.unwrap();
     let local = cpu(0);
     frames.set_zeroed_pool(1000, &Yield);
-    // The pools of all nodes are filled, the nearest first, until memory would be short.
+    // The pools of all nodes, the nearest first, up to what would be short.
     let zeroed = zero_all(&local, &machine, &frames);
     assert!(zeroed > 300, "{zeroed}");
     let node = |frame: &Frame<Zeroed>| frames.layout.node(frames.meta(frame.number()).arena());
@@ -277,9 +277,9 @@ fn a_run_is_contiguous_and_its_rest_stays_zeroed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
-fn calls_and_faults_count_the_source_of_zeroing() {
+fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     let vm = Vm::new(TestMachine::new(1, 2000)).unwrap();
-    // SAFETY: the only `Cpu`.
+    // SAFETY: the only handle of the CPU.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let space = Space::new(&cpu).unwrap();
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
@@ -324,7 +324,7 @@ fn calls_and_faults_count_the_source_of_zeroing() {
     cpu.free_bulk(run);
     cpu.drain();
     assert_eq!(vm.zeroed_frames(), 8, "they were not used");
-    // Freeing zeroes only if the knob is set.
+    // Freeing zeroes if the knob requests it.
     space.munmap(&cpu, area, 50 * PAGE_SIZE).unwrap();
     assert_eq!(told(Counter::ZeroedOnFree), 0);
     vm.set(Setting::ZeroOnFree(true));
@@ -336,10 +336,10 @@ fn calls_and_faults_count_the_source_of_zeroing() {
     assert_eq!((census.taken(), census.zeroed), (1, vm.zeroed_frames()));
 }
 
-/// Two CPUs concurrently allocate, overwrite, free and zero, to the last frame; every zeroed frame
-/// is zero, and at the end all frames are in their places.
+/// Two CPUs concurrently allocate, overwrite, free and zero frames, down to the last frame. Every
+/// zeroed frame is zero, and at the end all frames are at their places.
 #[test]
-fn two_cpus_never_get_a_dirty_zeroed_frame() {
+fn two_cpus_never_get_a_dirty_frame_as_zeroed() {
     const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2000 };
     let (machine, frames) = dirty(2, 400, 120);
     let work = |id: u16| {

@@ -13,7 +13,7 @@ use std::vec::Vec;
 /// Start to end and value.
 type Model = BTreeMap<u64, (u64, NonNull<u8>)>;
 
-/// A tree and what edits need.
+/// A tree and the requirements of edits.
 struct Fixture {
     tree: Tree<u8>,
     grace: Grace,
@@ -23,7 +23,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let grace = Grace::try_new(3).unwrap();
-        // SAFETY: no other of this grace period has this number.
+        // SAFETY: the only `Local` with this number in this grace period.
         Self { tree: Tree::new(), grace, local: unsafe { Local::claim(CpuId(0)) } }
     }
 
@@ -37,7 +37,7 @@ impl Fixture {
         self.tree.snapshot(&section).iter().collect()
     }
 
-    /// Frees what is due of what was retired.
+    /// Frees the retired nodes that are due.
     fn collect(&self) {
         for link in self.grace.collect(&self.local) {
             // SAFETY: only nodes and shards of trees are retired here.
@@ -62,7 +62,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A value to tell entries by; never followed.
+/// Returns a value to distinguish entries; never dereferenced.
 fn value(number: usize) -> NonNull<u8> {
     NonNull::without_provenance(core::num::NonZero::new(number + 1).unwrap())
 }
@@ -82,7 +82,8 @@ impl Dice {
     }
 }
 
-/// Checks the structure under `node`; returns its entries, and adds its nodes to `nodes`.
+/// Checks the structure under `node`. Returns its entries, and adds the number of its nodes to
+/// `nodes`.
 fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
     *nodes += 1;
     // SAFETY: the caller's tree is not being changed.
@@ -99,7 +100,7 @@ fn validate(node: NonNull<Node>, root: bool, nodes: &mut isize) -> Vec<Slot> {
                 1
             }
     );
-    // The last shard ends where unused keys do.
+    // The last shard ends at the first unused key.
     let used = count - usize::from(this.keys().1.last() == Some(&u64::MAX));
     assert_eq!(this.rank(u64::MAX - 1), used.min(FANOUT - 1), "unused keys");
     let mut entries = Vec::new();
@@ -211,7 +212,7 @@ enum Change {
     Insert { start: u64, len: u64 },
     /// The entry at or after an address.
     Remove { from: u64 },
-    /// A range, widened to whole entries, gets so many new entries.
+    /// Replaces a range, widened to whole entries, by `new` entries.
     Replace { start: u64, len: u64, new: u64 },
 }
 
@@ -224,7 +225,7 @@ fn change(pages: u64) -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Makes the change in both, and says whether there was anything to change.
+/// Makes the change in the edit and in the model. Returns whether there was anything to change.
 fn apply(
     edit: &mut Edit<'_, u8>,
     model: &mut Model,
@@ -260,7 +261,7 @@ fn apply(
             let size = range.len() / new.max(1);
             let entries: Vec<_> = (0..new)
                 .map(|i| range.start + i * size)
-                // Some touch the next one and some do not.
+                // Some entries touch the next entry and some do not.
                 .map(|at| entry(at, at + (size - at % 2).max(1), number + at as usize))
                 .collect();
             edit.replace(range, &entries, |_| {})?;
@@ -271,7 +272,7 @@ fn apply(
     Ok(())
 }
 
-/// Makes the change in place, where that can be. Returns whether it did.
+/// Makes the change in place, if possible. Returns whether it was made.
 fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -> bool {
     let all = model.iter().map(|(&start, &(end, value))| Entry { start, end, value });
     let all: Vec<_> = all.collect();
@@ -289,7 +290,7 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
         },
         Change::Replace { start, len, .. } => (VirtRange::new(start, start + len), None),
     };
-    // The first and the last that overlap stay in part, or one in two parts.
+    // The first and the last overlapping entry stay in part, or one entry in two parts.
     let near: Vec<_> = all.iter().filter(|entry| entry.range().overlaps(cut)).copied().collect();
     let low = near.first().filter(|entry| entry.start < cut.start).copied();
     let high = near.last().filter(|entry| entry.end > cut.end).copied();
@@ -301,12 +302,12 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
     let before = before.filter(|_| low.is_none() && number.is_multiple_of(3));
     let (mut spot, section) = (Spot::nowhere(), fixture.grace.enter(&fixture.local));
     let from = before.map_or(cut.start, |entry| entry.start);
-    // SAFETY: one thread has the tree, which is in one piece.
+    // SAFETY: one thread has the tree, which has no shards.
     unsafe { fixture.tree.lead(&mut spot, &section, from) };
     let mut at = usize::from(before.is_some() || low.is_some());
     let needed = at + were.len() + usize::from(high.is_some());
     let added = usize::from(new.is_some()) + usize::from(rest.is_some());
-    // SAFETY: as above, and the thread has no view of it.
+    // SAFETY: as above, and the thread has no view of the tree.
     let Some(mut leaf) = (unsafe { spot.amend(needed, were.len(), added) }) else { return false };
     let mut gone = Vec::new();
     leaf.remove(at, were.len(), |entry| gone.push(entry));
@@ -330,8 +331,8 @@ fn amend(fixture: &Fixture, model: &mut Model, change: &Change, number: usize) -
     true
 }
 
-/// Runs edits of one to three changes each, of which one in eight is dropped, and changes in place
-/// between them.
+/// Runs edits of one to three changes each, one eighth of which are dropped, and changes in place
+/// between the edits.
 fn run(changes: &[Change], seed: u64) {
     let before = ledger::live();
     let fixture = Fixture::new();
@@ -445,7 +446,7 @@ fn growing_and_shrinking_at_either_end_keeps_the_invariants() {
 }
 
 #[test]
-fn an_edit_that_runs_out_of_memory_changes_nothing() {
+fn an_edit_without_memory_changes_no_entry() {
     let start = ledger::live();
     let fixture = rows(400);
     let (live, old) = (ledger::live(), fixture.entries());
@@ -455,7 +456,7 @@ fn an_edit_that_runs_out_of_memory_changes_nothing() {
         let mut edit = fixture.edit();
         ledger::allow(failures);
         let result = (|| {
-            // Splits, joins and shares, in nodes of its own and of others.
+            // Splits, joins and redistributions, in the edit's own and in shared nodes.
             for i in 0..40 {
                 edit.insert(1200 + i, 1201 + i, value(2))?;
             }
@@ -482,7 +483,7 @@ fn an_edit_that_runs_out_of_memory_changes_nothing() {
 }
 
 #[test]
-fn a_failed_insert_or_remove_leaves_the_edit_as_it_was() {
+fn a_failed_insert_or_remove_keeps_the_edit() {
     let fixture = rows(400);
     let mut edit = fixture.edit();
     let mut failed = 0;
@@ -525,7 +526,7 @@ fn an_older_view_keeps_its_version() {
 }
 
 #[test]
-fn a_reader_sees_all_of_an_edit_or_nothing() {
+fn a_reader_sees_a_whole_edit_or_no_part() {
     const PAIRS: u64 = 100;
     const EDITS: u64 = 20_000;
     let fixture = Fixture::new();
@@ -569,7 +570,8 @@ fn a_reader_sees_all_of_an_edit_or_nothing() {
         });
         let mut dice = Dice(5);
         let mut moved = [false; PAIRS as usize];
-        // A busy host may run the two one after the other: go on until they did overlap.
+        // A busy host may run both threads one after the other: continue until they have
+        // overlapped.
         let enough = |edits| edits >= EDITS && moves.load(Ordering::Relaxed) > 100;
         for edits in 0..100 * EDITS {
             if enough(edits) {
@@ -602,8 +604,8 @@ fn writers_take_turns() {
     const EDITS: u64 = 6_000;
     let fixture = Fixture::new();
     let (tree, grace) = (&fixture.tree, &fixture.grace);
-    // Two writers, each with places of its own between the other's; each makes three entries and
-    // takes one of them back.
+    // Two writers, each with its own places between the other's; each creates three entries and
+    // removes one of them.
     std::thread::scope(|scope| {
         for writer in 0..2 {
             scope.spawn(move || {

@@ -6,7 +6,7 @@ use std::boxed::Box;
 use std::vec::Vec;
 
 fn local(cpu: usize) -> Local {
-    // SAFETY: each test claims each CPU of its own `Grace` once at a time.
+    // SAFETY: each test claims a CPU of its own `Grace` once at a time.
     unsafe { Local::claim(CpuId(cpu as u16)) }
 }
 
@@ -15,16 +15,16 @@ fn object(kind: u8) -> NonNull<RetireLink> {
 }
 
 fn retire(grace: &Grace, local: &Local, kind: u8) {
-    // SAFETY: only the bag has the object.
+    // SAFETY: only the bag refers to the object.
     unsafe { grace.retire(local, object(kind)) };
 }
 
 fn free(objects: impl Iterator<Item = NonNull<RetireLink>>) -> Vec<u8> {
-    // SAFETY: each returned object came from `object` and belongs to the test again.
+    // SAFETY: each object given out came from `object` and is ours again.
     objects.map(|object| unsafe { Box::from_raw(object.as_ptr()) }.kind()).collect()
 }
 
-/// Collects until no further object becomes due without other CPUs.
+/// Collects until no further objects become due without other CPUs.
 fn free_all(grace: &Grace, local: &Local) -> Vec<u8> {
     let mut kinds: Vec<u8> = (0..4).flat_map(|_| free(grace.collect(local))).collect();
     kinds.sort_unstable();
@@ -47,10 +47,10 @@ fn no_object_is_due_while_an_older_section_is_open() {
     assert_eq!(grace.pending(&writer), 0);
 }
 
-/// An object found in a section is alive in later sections of the same steady epoch, and a section
-/// opened after the object was returned has another epoch.
+/// An object found in a section is alive in later sections of the same steady epoch. A section
+/// opened after the object was given out has another epoch.
 #[test]
-fn a_steady_epoch_keeps_earlier_objects_alive() {
+fn a_steady_epoch_identifies_live_objects() {
     let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));
     let found = {
         let section = grace.enter(&reader);
@@ -60,7 +60,7 @@ fn a_steady_epoch_keeps_earlier_objects_alive() {
     let section = grace.enter(&reader);
     assert_eq!(grace.steady_epoch(&section), Some(found));
     assert_eq!(free_all(&grace, &writer), [], "given out under a section that may use it");
-    // The epoch has advanced: earlier results are invalid.
+    // The epoch has advanced in the meantime: objects found earlier are no longer valid.
     assert_eq!(grace.steady_epoch(&section), None);
     drop(section);
     assert_eq!(free_all(&grace, &writer), [1]);
@@ -69,12 +69,13 @@ fn a_steady_epoch_keeps_earlier_objects_alive() {
 }
 
 #[test]
-fn a_younger_section_does_not_block_collection() {
+fn a_younger_section_delays_only_younger_objects() {
     let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));
     retire(&grace, &writer, 1);
     assert_eq!(free(grace.collect(&writer)), []);
     assert_eq!(free(grace.collect(&writer)), [1]);
-    // Entered in epoch 2: objects retired in 1 or before become due, objects retired now wait.
+    // The section was entered in epoch 2: objects retired in epoch 1 or earlier become due, and
+    // objects retired now wait.
     retire(&grace, &writer, 2);
     assert_eq!(free(grace.collect(&writer)), []);
     let _section = grace.enter(&reader);
@@ -86,7 +87,7 @@ fn a_younger_section_does_not_block_collection() {
 }
 
 #[test]
-fn a_reused_bag_keeps_its_due_objects() {
+fn a_reused_bag_loses_no_objects() {
     let (grace, here, other) = (Grace::try_new(2).unwrap(), local(0), local(1));
     for kind in 0..10 {
         retire(&grace, &here, kind);
@@ -97,7 +98,7 @@ fn a_reused_bag_keeps_its_due_objects() {
 }
 
 #[test]
-fn objects_not_taken_stay_due() {
+fn untaken_objects_stay_due() {
     let (grace, here) = (Grace::try_new(1).unwrap(), local(0));
     retire(&grace, &here, 1);
     retire(&grace, &here, 2);
@@ -110,7 +111,7 @@ fn objects_not_taken_stay_due() {
 }
 
 #[test]
-fn one_cpu_collects_the_objects_of_another() {
+fn objects_retired_by_one_cpu_are_collected_by_another() {
     let (grace, here, there) = (Grace::try_new(3).unwrap(), local(0), local(1));
     (0..3).for_each(|kind| retire(&grace, &here, kind));
     assert_eq!((grace.pending(&there), grace.pending_anywhere()), (0, 3));
@@ -147,7 +148,7 @@ struct Node {
     freed: AtomicBool,
 }
 
-/// Readers follow a pointer that writers replace; freed nodes are marked and reused, so a section
+/// Readers follow a pointer that writers replace. Freed nodes are marked and reused, so a section
 /// that outlives its grace period sees the mark.
 #[test]
 fn a_section_never_sees_a_freed_object() {
@@ -159,7 +160,7 @@ fn a_section_never_sees_a_freed_object() {
     };
     let shared = AtomicPtr::new(node());
     let writing = AtomicU64::new(WRITERS as u64);
-    // Pointers that may be sent to another thread.
+    // Pointers that may be moved to another thread.
     let spare: Vec<AtomicPtr<Node>> = std::thread::scope(|scope| {
         let (grace, shared, writing) = (&grace, &shared, &writing);
         for cpu in WRITERS..4 {
@@ -167,7 +168,7 @@ fn a_section_never_sees_a_freed_object() {
                 let here = local(cpu);
                 while writing.load(Ordering::Relaxed) > 0 {
                     let _section = grace.enter(&here);
-                    // SAFETY: nodes are not returned to the heap while threads run.
+                    // SAFETY: nodes are never given back to the heap while threads run.
                     let node = unsafe { &*shared.load(Ordering::Acquire) };
                     for look in 0..20 {
                         assert!(!node.freed.load(Ordering::Relaxed), "freed while being read");
@@ -210,7 +211,7 @@ fn a_section_never_sees_a_freed_object() {
     nodes.push(shared.into_inner());
     assert_eq!(nodes.len(), WRITERS * 64 + 1, "each node is somewhere, once");
     for node in nodes {
-        // SAFETY: the threads have ended, and each node is in the list once.
+        // SAFETY: the threads are gone, and each node is in the list once.
         drop(unsafe { Box::from_raw(node) });
     }
 }
@@ -222,10 +223,10 @@ fn mark_freed(object: NonNull<RetireLink>) -> *mut Node {
     node
 }
 
-/// Objects that became due by one CPU's advances of the epoch are returned to another without
-/// reading the marks of all CPUs.
+/// Objects that became due by one CPU's advances of the epoch are given out by another CPU without
+/// a check of all marks.
 #[test]
-fn due_objects_are_returned_without_an_advance() {
+fn due_objects_are_given_out_before_the_epoch_advances() {
     let (grace, one, other) = (Grace::try_new(2).unwrap(), local(0), local(1));
     let epoch = || grace.epoch.load(Ordering::Relaxed);
     retire(&grace, &one, 1);

@@ -1,4 +1,4 @@
-//! Tests make each kind of inversion, which must be detected although there is no second CPU.
+//! Plants each kind of inversion, which must be detected even without a conflicting CPU.
 
 use super::*;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
@@ -22,7 +22,7 @@ use crate::{Invalidate, SpaceId, Vm};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::String;
 
-/// A spinning CPU with a record.
+/// A CPU that spins, and keeps a record.
 struct Here(Local);
 
 impl Wait for Here {
@@ -36,12 +36,12 @@ impl Wait for Here {
 }
 
 fn here() -> Here {
-    // SAFETY: each test makes its own per-CPU values, and claims one CPU.
+    // SAFETY: each test creates its own per-CPU values, and claims one CPU.
     Here(unsafe { Local::claim(CpuId(0)) })
 }
 
-/// Returns the panic message of `body`, which violates the order. Also checks that the CPU holds no
-/// resource afterwards.
+/// Returns the panic message when `body` violates the order. Checks also that the CPU holds no lock
+/// afterwards.
 fn told(here: &Here, body: impl FnOnce()) -> String {
     let told = catch_unwind(AssertUnwindSafe(body)).expect_err("the order was kept");
     assert_eq!(here.0.order().names().next(), None, "still held");
@@ -60,7 +60,7 @@ fn page(number: u64) -> [VirtRange; 2] {
 }
 
 #[test]
-fn the_correct_order_does_not_panic() {
+fn the_right_order_is_silent() {
     let here = here();
     let (coarse, fine) = (RwLock::new(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
@@ -86,7 +86,7 @@ fn the_correct_order_does_not_panic() {
 }
 
 #[test]
-fn waiting_for_a_space_lock_in_a_section_or_under_later_ranks_panics() {
+fn waiting_for_a_space_lock_in_a_section_or_under_a_later_lock_panics() {
     let here = here();
     let (coarse, fine) = (RwLock::new(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
@@ -119,10 +119,10 @@ fn waiting_for_a_space_lock_in_a_section_or_under_later_ranks_panics() {
     says(&heard, of_coarse, "a VMA's lock");
 }
 
-/// An owner does not wait for another space either: the owner of the other space might wait for
-/// this one.
+/// Waiting for another space is forbidden as well: the other space's owner might wait for this
+/// owner.
 #[test]
-fn an_owner_that_waits_for_a_space_lock_panics() {
+fn an_owner_waiting_for_a_space_lock_panics() {
     let (here, fine) = (here(), RangeLock::new());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
@@ -138,14 +138,14 @@ fn an_owner_that_waits_for_a_space_lock_panics() {
         other.share(&grace.enter(&here.0), CpuId(0), &here);
     });
     says(&heard, owner, owner);
-    // A finished call holds no resource.
+    // A finished call holds no lock.
     drop(own.hold(CpuId(0), &here).unwrap());
     other.share(&grace.enter(&here.0), CpuId(0), &here);
 }
 
-/// A claim that waits must end its section first; otherwise the check detects it.
+/// A waiting claim ends its section before the wait. A claim that does not is detected.
 #[test]
-fn a_claim_must_leave_its_section_before_it_waits() {
+fn a_waiting_claim_has_left_its_section() {
     let (here, fine) = (here(), RangeLock::new());
     let slots = ClaimSlots::try_new(2, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
@@ -159,7 +159,7 @@ fn a_claim_must_leave_its_section_before_it_waits() {
     says(&heard, "a space's range lock", "a grace section");
     drop(blocker);
     let section = grace.enter(&here.0);
-    // There is no CPU to wait for.
+    // No conflict, and therefore no wait.
     drop(fine.acquire_leaving(&slots, &here.0, page(1), &here, || {}));
     drop(section);
 }
@@ -191,7 +191,7 @@ fn waiting_for_an_entry_while_holding_one_panics() {
 }
 
 #[test]
-fn waiting_for_a_flush_under_a_pinned_entry_panics() {
+fn waiting_for_a_flush_while_holding_a_mapped_entry_panics() {
     let here = here();
     let machine = TestMachine::new(1, 2);
     let inboxes = crate::sync::percpu::PerCpu::try_new(1, |_| Inbox::new()).unwrap();
@@ -217,11 +217,12 @@ fn waiting_for_a_flush_under_a_pinned_entry_panics() {
     held.revert();
 }
 
-/// A CPU that protects pages in its turn blocks no space that it waits for.
+/// A CPU that protects pages during its turn must not keep other CPUs, for which it waits, out of a
+/// space.
 #[test]
-fn a_store_is_called_with_turns_only() {
+fn a_store_is_called_with_only_the_turn_held() {
     let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
-    // SAFETY: the only `Cpu`.
+    // SAFETY: the only handle of the CPU.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let file = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 0, |_| ()).unwrap();
@@ -247,8 +248,8 @@ fn a_store_is_called_with_turns_only() {
     refused(&|| assert!(file.punch(&cpu, 0..1).is_ok()), turn);
     let read = || assert!(file.read_page(&cpu, 3, |_| ()).is_ok());
     refused(&read, "a store");
-    // A CPU in its turn makes claims; and takes the turn of another object, of which the store may
-    // consist.
+    // During the turn, claims are made, and the turn of another object is taken, on which the store
+    // may be based.
     let other = Object::of_store(&cpu, std::sync::Arc::new(Zeros(4)), 1).unwrap();
     file.write_page(&cpu, 1, |_| ()).unwrap();
     let protected = core::cell::Cell::new(false);
@@ -264,11 +265,11 @@ fn a_store_is_called_with_turns_only() {
     Object::release(other, &cpu);
 }
 
-/// Each of these calls waits for walking CPUs, and so for itself.
+/// Each operation waits for walking CPUs, and would thus wait for its own CPU.
 #[test]
-fn waiting_for_walks_in_a_walk_panics() {
+fn waiting_for_walks_inside_a_walk_panics() {
     let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
-    // SAFETY: the only `Cpu`.
+    // SAFETY: the only handle of the CPU.
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let spaces = [(); 2].map(|()| Space::new(&cpu).unwrap());
     let [ended, dropped] = spaces;
@@ -286,7 +287,7 @@ fn waiting_for_walks_in_a_walk_panics() {
     refused(&mut || _ = cpu.end_dropped());
     let mut ended = Some(ended);
     refused(&mut || ended.take().unwrap().exit(&cpu));
-    // The space was dropped.
+    // The space was dropped then.
     assert_eq!(cpu.end_dropped(), 2);
     cpu.drain();
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
@@ -315,7 +316,7 @@ fn waiting_for_a_grace_period_in_a_section_or_under_a_lock_panics() {
         held.revert();
     });
     says(&heard, grace_period, "a busy entry");
-    // The holder of the locks of a space may hold no further resource either.
+    // A CPU that may hold the locks of a space may not hold further locks either.
     let heard = told(&here, || {
         let _vma = hold::<VmaLock>(&here);
         grace.synchronize_locked(&here.0, &spin);
@@ -324,7 +325,7 @@ fn waiting_for_a_grace_period_in_a_section_or_under_a_lock_panics() {
 }
 
 #[test]
-fn waiting_under_a_leaf_panics() {
+fn waiting_while_holding_a_leaf_lock_panics() {
     let here = here();
     let tree = SpinLock::<_, LazyHull>::ordered(());
     let buddy = SpinLock::<_, ArenaBuddy>::ordered(());
@@ -340,20 +341,20 @@ fn waiting_under_a_leaf_panics() {
         drop(coarse.write(&here));
     });
     says(&heard, "a space's mmap_lock", leaf);
-    // A kernel's locks are outside the order, as are values that no other CPU can access.
+    // A kernel's own locks are not checked; a lock known to no other CPU has no place in the order.
     let outside = SpinLock::new(());
     let mut own = SpinLock::<_, LazyHull>::ordered(());
     let (_outside, _own) = (outside.lock(&here), own.lock_mut());
     drop(buddy.lock(&here));
 }
 
-/// Under every policy calls record the resources they hold, and hold none after they return.
+/// Calls record the locks they hold, under every policy, and hold no locks after their end.
 #[test]
-fn a_call_that_waits_in_a_section_panics() {
+fn a_call_in_a_section_is_detected_if_it_waits() {
     for locking in Locking::ALL {
         let vm = Vm::new(TestMachine::new(1, 64)).unwrap();
         vm.set(Setting::Locking(locking));
-        // SAFETY: the only `Cpu`.
+        // SAFETY: the only handle of the CPU.
         let cpu = unsafe { vm.cpu(CpuId(0)) };
         let record = cpu.local().order();
         let space = Space::new(&cpu).unwrap();
@@ -367,7 +368,7 @@ fn a_call_that_waits_in_a_section_panics() {
             record.broken.set(false);
             refused
         };
-        // A claim that need not wait may be made in a section.
+        // A claim without a wait is permitted in a section.
         let unmap = || space.munmap(&cpu, at, PAGE_SIZE).unwrap();
         assert_eq!(refused(&unmap), locking != Locking::Speculative, "{locking:?}");
         assert!(refused(&|| cpu.settle_retired()), "{locking:?}");

@@ -18,7 +18,7 @@ fn local(cpu: usize) -> Local {
 }
 
 #[test]
-fn a_claim_takes_two_ranges_and_leaves_the_rest() {
+fn a_claim_covers_exactly_its_two_ranges() {
     let (slots, lock, here, there) = (slots(2), RangeLock::new(), local(0), local(1));
     let both = [VirtRange::new(0, 10), VirtRange::new(20, 30)];
     let guard = lock.acquire(&slots, &here, both, &Spin);
@@ -33,7 +33,7 @@ fn a_claim_takes_two_ranges_and_leaves_the_rest() {
 }
 
 #[test]
-fn an_empty_range_conflicts_with_nothing() {
+fn an_empty_range_has_no_conflicts() {
     let (slots, lock, here, there) = (slots(2), RangeLock::new(), local(0), local(1));
     let _all = lock.acquire(&slots, &here, [VirtRange::USER, NONE], &Spin);
     let inside = VirtRange::new(4096, 4096);
@@ -41,7 +41,7 @@ fn an_empty_range_conflicts_with_nothing() {
 }
 
 #[test]
-fn shared_claims_keep_out_only_who_wants_a_page_alone() {
+fn shared_claims_conflict_only_with_exclusive_claims() {
     let (slots, lock, here, there) = (slots(2), RangeLock::new(), local(0), local(1));
     let (range, inside) = (VirtRange::new(0, 10), VirtRange::new(4, 5));
     let alone = || lock.try_acquire(&slots, &there, [inside, NONE], &Spin).is_some();
@@ -61,7 +61,7 @@ fn a_second_claim_of_a_cpu_is_refused() {
     let _inner = child.acquire(&slots, &here, [VirtRange::USER, NONE], &Spin);
 }
 
-/// Notes whom it wakes.
+/// Records the woken CPUs.
 #[derive(Default)]
 struct Notes(RefCell<Vec<u16>>);
 
@@ -76,7 +76,7 @@ impl Wait for Notes {
 }
 
 impl RangeLock {
-    /// A claim that has arrived: it is held, or waits.
+    /// Returns a claim after its arrival: it is held, or waits.
     fn arrive<'a>(
         &'a self,
         slots: &'a ClaimSlots,
@@ -97,7 +97,7 @@ impl RangeGuard<'_> {
         self.slot().state.load(Ordering::Relaxed) & STANDING
     }
 
-    /// Its CPU looks once whether the claim is held.
+    /// Checks once, on the claim's CPU, whether the claim is held.
     fn looks(&self) -> bool {
         let mut before = OwnCpus::default();
         before.extend(self.near());
@@ -107,13 +107,13 @@ impl RangeGuard<'_> {
         self.is_held()
     }
 
-    /// Its CPU is about to park. Returns whether it does then.
+    /// Prepares the parking of the claim's CPU. Returns whether the CPU then parks.
     fn parks(&self, standing: u64) -> bool {
         assert_eq!(self.standing(), WAITS);
         self.says_parked(standing)
     }
 
-    /// Its CPU runs again. Returns whether the claim got a new ticket.
+    /// Lets the claim's CPU run again. Returns whether the claim got a new ticket.
     fn wakes(&self) -> bool {
         let yielding = self.standing() == PARKED;
         let waits = yielding && !self.tries();
@@ -131,7 +131,7 @@ impl RangeGuard<'_> {
 const ALL: [VirtRange; 2] = [VirtRange::USER, NONE];
 
 #[test]
-fn a_parked_claim_is_overtaken_and_then_comes_last_of_those_that_wait() {
+fn a_parked_claim_is_overtaken_and_becomes_the_last_waiter() {
     let (slots, lock) = (slots(4), RangeLock::new());
     let [a, b, c, d] = [0, 1, 2, 3].map(local);
     let holder = lock.arrive(&slots, &a, ALL, &Spin);
@@ -169,19 +169,19 @@ fn a_firmly_parked_claim_is_not_overtaken() {
 }
 
 #[test]
-fn a_cpu_that_finds_the_way_free_does_not_park() {
+fn a_cpu_without_a_conflict_does_not_park() {
     let (slots, lock, notes) = (slots(2), RangeLock::new(), Notes::default());
     let (here, there) = (local(0), local(1));
     let holder = lock.arrive(&slots, &here, ALL, &notes);
     let waiter = lock.arrive(&slots, &there, ALL, &notes);
     drop(holder);
-    // `Notes` panics where it would park.
+    // `Notes` panics if the CPU parks.
     waiter.park(PARKED);
     assert!(!waiter.wakes() && waiter.is_held());
     assert_eq!(notes.0.take(), []);
 }
 
-/// The CPU that parks; each time another CPU arrives and the holder goes.
+/// The parking CPU; each time, another CPU arrives and the holder leaves.
 struct Robbed<'a, F: Fn() -> RangeGuard<'a>> {
     arrive: [F; 2],
     holder: RefCell<Option<RangeGuard<'a>>>,
@@ -204,7 +204,7 @@ impl<'a, F: Fn() -> RangeGuard<'a>> Wait for Robbed<'a, F> {
 }
 
 #[test]
-fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
+fn the_number_of_overtakings_is_bounded() {
     let (slots, lock) = (slots(3), RangeLock::new());
     let [first, second, sleeper] = [0, 1, 2].map(local);
     let arrive = |local| lock.arrive(&slots, local, ALL, &Spin);
@@ -223,7 +223,7 @@ fn a_claim_is_overtaken_in_so_many_parkings_and_no_more() {
 }
 
 #[test]
-fn a_release_wakes_the_parked_that_nothing_stops_any_more() {
+fn a_release_wakes_the_unblocked_parked_claims() {
     let (slots, lock, notes) = (slots(6), RangeLock::new(), Notes::default());
     let locals: Vec<Local> = (0..6).map(local).collect();
     let range = |start, end| [VirtRange::new(start, end), NONE];
@@ -250,7 +250,7 @@ fn a_release_wakes_the_parked_that_nothing_stops_any_more() {
 }
 
 #[test]
-fn a_try_that_fails_wakes_those_that_found_it_active() {
+fn a_failed_try_wakes_the_claims_that_found_it_active() {
     let (slots, lock, notes) = (slots(3), RangeLock::new(), Notes::default());
     let locals: Vec<Local> = (0..3).map(local).collect();
     let range = |start, end| [VirtRange::new(start, end), NONE];
@@ -267,10 +267,9 @@ fn a_try_that_fails_wakes_those_that_found_it_active() {
     assert!(!failing.looks() && !sleeper.wakes() && sleeper.looks());
 }
 
-/// Those that wait without their core being given away are served first, and wake those that they
-/// stopped.
+/// Waiters that keep their core are served first, and wake the claims they blocked.
 #[test]
-fn a_release_leaves_the_parked_to_one_that_waits() {
+fn a_release_defers_parked_claims_to_a_waiter() {
     for standing in [PARKED, FIRM] {
         let (slots, lock, notes) = (slots(4), RangeLock::new(), Notes::default());
         let [a, b, c, d] = [0, 1, 2, 3].map(local);
@@ -284,7 +283,7 @@ fn a_release_leaves_the_parked_to_one_that_waits() {
         assert_eq!(notes.0.take(), [], "{standing}");
         assert!(before.looks());
         drop(before);
-        // The other one's ticket is higher: it is to wait for what is parked firmly.
+        // The other claim has a higher ticket, and must wait for a firmly parked claim.
         assert_eq!(notes.0.take(), if standing == FIRM { vec![2] } else { vec![] });
         assert_eq!(behind.looks(), standing == PARKED);
         if standing == PARKED {
@@ -295,9 +294,9 @@ fn a_release_leaves_the_parked_to_one_that_waits() {
     }
 }
 
-/// One that parks is overtaken, so those that were left to it are not stopped any more.
+/// A parking claim is overtaken, so the claims deferred to it are no longer blocked.
 #[test]
-fn who_parks_wakes_those_that_were_left_to_it() {
+fn a_parking_claim_wakes_the_claims_deferred_to_it() {
     for standing in [PARKED, FIRM] {
         let (slots, lock, notes) = (slots(4), RangeLock::new(), Notes::default());
         let [a, b, c, d] = [0, 1, 2, 3].map(local);
@@ -307,7 +306,7 @@ fn who_parks_wakes_those_that_were_left_to_it() {
         let [sleeper, waiter] = {
             let sleeper = || lock.arrive(&slots, &c, range(1, 4), &notes);
             let waiter = || lock.arrive(&slots, &d, range(3, 6), &notes);
-            // What is parked firmly is stopped by lower tickets alone.
+            // Only lower tickets block a firmly parked claim.
             if standing == FIRM {
                 let waiter = waiter();
                 [sleeper(), waiter]
@@ -329,7 +328,7 @@ fn who_parks_wakes_those_that_were_left_to_it() {
 }
 
 #[test]
-fn claims_are_looked_for_where_cpus_use_the_lock() {
+fn claims_are_searched_at_the_users_of_the_lock() {
     let (slots, lock, other) = (slots(130), RangeLock::new(), RangeLock::new());
     let [a, b, c, there] = [3, 64, 129, 4].map(local);
     let users =
@@ -348,7 +347,7 @@ fn claims_are_looked_for_where_cpus_use_the_lock() {
     lock.leave(CpuId(64));
     lock.leave(CpuId(4));
     assert_eq!(users(&lock), [3]);
-    // A slot that has a claim of another lock.
+    // A slot with a claim of another lock.
     lock.users.insert(CpuId(64));
     assert!(!lock.is_claimed(&slots, VirtRange::USER) && elsewhere.is_held());
 }
@@ -358,7 +357,7 @@ enum Step {
     Arrive(Wanted),
     Try(Wanted),
     Release(prop::sample::Index),
-    /// A claim's CPU looks whether it is held.
+    /// A claim's CPU checks whether the claim is held.
     Look(prop::sample::Index),
     /// A claim's CPU parks, firmly or not, or runs again.
     Turn(prop::sample::Index, bool),
@@ -370,7 +369,7 @@ fn wanted() -> impl Strategy<Value = Wanted> {
     (ranges(), any::<bool>()).prop_map(|(ranges, shared)| Wanted { ranges, shared })
 }
 
-/// Claims of which each conflicts with few others.
+/// Claims that each conflict with few others.
 fn narrow() -> impl Strategy<Value = Wanted> {
     let alone = |(start, len)| Wanted::from([VirtRange::new(start, start + len), NONE]);
     prop_oneof![4 => (0u64..6, 1u64..3).prop_map(alone), 1 => wanted()]
@@ -387,7 +386,7 @@ fn step<W: Strategy<Value = Wanted>>(wanted: fn() -> W) -> impl Strategy<Value =
     ]
 }
 
-/// By bytes, not by bounds: the model shares nothing with the lock.
+/// Compares bytes, not bounds: the model shares no code with the lock.
 fn collide(a: Wanted, b: Wanted) -> bool {
     let has = |claim: Wanted, byte| claim.ranges.iter().any(|range| range.contains(byte));
     (!a.shared || !b.shared) && (0..20).any(|byte| has(a, byte) && has(b, byte))
@@ -396,7 +395,7 @@ fn collide(a: Wanted, b: Wanted) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stands {
     Held,
-    /// With its place among those that wait.
+    /// With its place among the waiters.
     Waits(u64),
     Parked,
     Firm(u64),
@@ -410,8 +409,8 @@ struct Claim<'a> {
     guard: RangeGuard<'a>,
 }
 
-/// Whether a claim for `wanted` is stopped by others than that of `cpu`: held ones, and waiting
-/// ones with a place before `place`.
+/// Returns whether a claim for `wanted` is blocked by claims of CPUs other than `cpu`: held claims,
+/// and waiting claims with a place before `place`.
 fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> bool {
     let stops = |claim: &Claim<'_>| match claim.stands {
         Stands::Held => true,
@@ -422,11 +421,11 @@ fn is_stopped(claims: &[Claim<'_>], cpu: usize, wanted: Wanted, place: u64) -> b
 }
 
 proptest! {
-    /// A claim is held exactly as the order of arrival has it, but that parked ones are passed. No
-    /// two that collide are ever held.
+    /// A claim is held exactly in the order of arrival, except that parked claims are overtaken.
+    /// Two conflicting claims are never held together.
     #[test]
     #[cfg_attr(miri, ignore = "all of it is safe code, on one thread, and takes the interpreter minutes")]
-    fn claims_are_held_as_the_model_says(steps in prop::collection::vec(step(wanted), 1..80)) {
+    fn held_claims_match_the_model(steps in prop::collection::vec(step(wanted), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
         let locals: Vec<Local> = (0..CPUS).map(local).collect();
@@ -505,10 +504,10 @@ proptest! {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
     Holds,
-    /// It has tried, and another claim conflicts.
+    /// The claim has tried, and conflicts with another claim.
     Fails,
     Waits,
-    /// It is parked, and sleeps if true, until it is woken.
+    /// The claim is parked; if true, it sleeps until it is woken.
     Parked(bool),
 }
 
@@ -517,7 +516,7 @@ impl RangeGuard<'_> {
         if self.tries() { Does::Holds } else { Does::Fails }
     }
 
-    /// Its CPU, which does not park, goes one step further.
+    /// Takes the next step of the claim's CPU, which does not park.
     fn goes_on(&self, does: Does) -> Does {
         match does {
             Does::Fails => self.take_ticket(),
@@ -540,11 +539,11 @@ impl RangeGuard<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever happened before: if from now on each CPU that does not sleep goes on, and releases
-    /// what it gets, then every claim is held at last.
+    /// Whatever happened before: if each awake CPU continues from now on, and releases its claim,
+    /// then every claim is finally held.
     #[test]
     #[cfg_attr(miri, ignore = "as the other")]
-    fn nobody_sleeps_for_ever(steps in prop::collection::vec(step(narrow), 1..80)) {
+    fn every_claim_is_finally_held(steps in prop::collection::vec(step(narrow), 1..80)) {
         const CPUS: usize = 8;
         let (slots, lock, notes) = (slots(CPUS), RangeLock::new(), Notes::default());
         let locals: Vec<Local> = (0..CPUS).map(local).collect();
@@ -648,21 +647,21 @@ fn threads_never_share_a_page() {
 }
 
 #[test]
-fn a_cpu_that_comes_to_a_lock_looks_for_who_is_near_there() {
+fn a_cpu_new_to_a_lock_searches_for_near_claims() {
     let (slots, first, second) = (slots(2), RangeLock::new(), RangeLock::new());
     let [one, other] = [0, 1].map(local);
     let at = |gib: u64| [VirtRange::new(gib << 30, (gib << 30) + 4096), NOWHERE];
     drop(first.acquire(&slots, &other, at(1), &Spin));
     drop(first.acquire(&slots, &other, at(900), &Spin));
-    // Both locks have counted as many changes: what is known of the first says nothing of the
-    // second.
+    // Both locks have counted equally many changes: knowledge of the first lock does not apply to
+    // the second.
     let held = second.acquire(&slots, &one, at(1), &Spin);
     assert!(second.try_acquire(&slots, &other, at(1), &Spin).is_none());
     drop(held);
 }
 
 #[test]
-fn parts_of_a_home_that_claims_no_longer_use_are_given_up() {
+fn unused_parts_of_a_home_are_released() {
     let (slots, lock) = (slots(3), RangeLock::new());
     let [one, other, third] = [0, 1, 2].map(local);
     let at = |gib: u64| [VirtRange::new(gib << 30, (gib << 30) + 4096), NOWHERE];
@@ -678,7 +677,7 @@ fn parts_of_a_home_that_claims_no_longer_use_are_given_up() {
         near(cpu);
     }
     assert_eq!((near(&one), near(&other)), (vec![], vec![]));
-    // One that comes there is found.
+    // A CPU with a claim near the home is found.
     drop(lock.acquire(&slots, &third, at(900), &Spin));
     assert_eq!(near(&one), [CpuId(2)]);
 }

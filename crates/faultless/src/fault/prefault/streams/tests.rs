@@ -145,7 +145,7 @@ fn sparse_and_random_touch_prefault_few_pages() {
     let mut state = 7;
     let mut scattered = Program::new(0..touched * 64, 5);
     (0..touched).for_each(|_| scattered.touch(random(&mut state) % (touched * 64)));
-    // A thread that cannot benefit rarely runs the prediction.
+    // Such a thread rarely runs the prediction, from which it cannot benefit.
     assert!(scattered.checks < touched / 40, "{}", scattered.checks);
     for program in [sparse, scattered] {
         assert!(program.wasted() as u64 <= touched / 1000, "{}", program.wasted());
@@ -216,7 +216,7 @@ fn strided_streams_continue_in_strides() {
 }
 
 #[test]
-fn few_pages_at_equal_distance_are_no_stream() {
+fn few_equally_spaced_pages_are_no_stream() {
     let mut program = Program::new(0..1 << 20, 5);
     for group in 0..2000 {
         (0..LATTICE).for_each(|n| program.touch(group * 512 + 9 * n));
@@ -375,7 +375,7 @@ fn a_new_space_resets_the_predictor() {
     assert_eq!(program.streams.to_check_in(SpaceId(1), &(0..TABLE)), None);
 }
 
-/// Children that each touch a few pages behind many used pages, and end.
+/// Child threads, each of which touches a few pages behind many used pages, and ends.
 #[test]
 fn ended_threads_teach_new_threads() {
     let mut wasted = Vec::new();
@@ -431,7 +431,7 @@ proptest! {
     /// For any accesses, page table and history, windows follow the rules (`check`), and no page
     /// out of reach is read.
     #[test]
-    fn windows_keep_to_the_rules(
+    fn windows_follow_the_rules(
         start in prop_oneof![Just(0u64), Just((1 << 52) - 700), 0..1u64 << 40],
         len in 1..700u64,
         order in 0..12u8,

@@ -20,7 +20,7 @@ fn edit_as<'e>(
     unsafe { fixture.tree.edit_in(place, parting, section, local, &fixture.grace, &Spin) }
 }
 
-/// What `change` may change, and what lies beside it.
+/// Returns the range that `change` may change, and its neighbours.
 fn place_of(change: &Change, model: &Model) -> VirtRange {
     let range = match *change {
         Change::Insert { start, len } => VirtRange::new(start, start + len),
@@ -120,7 +120,8 @@ proptest! {
     }
 }
 
-/// A tree that CPUs 0 and 1 have edited in turns, each near a place of its own, and CPU 1's local.
+/// Creates a tree that CPUs 0 and 1 have edited in turns, each near its own place. Returns the tree
+/// and CPU 1's local.
 fn parted() -> (Fixture, Local) {
     let fixture = Fixture::new();
     // SAFETY: the only local with this number.
@@ -140,7 +141,7 @@ fn parted() -> (Fixture, Local) {
 }
 
 #[test]
-fn who_edits_elsewhere_in_turns_gets_a_shard() {
+fn alternating_distant_edits_create_a_shard() {
     let (fixture, _other) = parted();
     let section = fixture.grace.enter(&fixture.local);
     let parts: Vec<_> = fixture.tree.snapshot(&section).parts().map(|(part, _)| part).collect();
@@ -150,7 +151,7 @@ fn who_edits_elsewhere_in_turns_gets_a_shard() {
 }
 
 #[test]
-fn a_bound_is_never_in_an_entry_nor_where_it_may_not_be() {
+fn a_boundary_is_only_at_permitted_places() {
     let fixture = rows(10);
     let section = fixture.grace.enter(&fixture.local);
     let edit = fixture.edit();
@@ -180,7 +181,7 @@ fn a_bound_is_never_in_an_entry_nor_where_it_may_not_be() {
 }
 
 #[test]
-fn an_edit_across_a_bound_joins_and_a_limit_is_told_by_all() {
+fn an_edit_across_a_boundary_joins_and_the_limit_covers_all_shards() {
     let (fixture, other) = parted();
     let section = fixture.grace.enter(&other);
     let no = parting(0, 10_000);
@@ -199,12 +200,12 @@ fn an_edit_across_a_bound_joins_and_a_limit_is_told_by_all() {
 }
 
 #[test]
-fn shards_are_granted_what_they_have_and_some_more() {
+fn shards_get_their_entries_and_a_reserve() {
     let (fixture, other) = parted();
     let granted = || fixture.tree.granted.load(crate::sync::atomic::Ordering::Relaxed);
     assert!(granted() > 16);
     let mut entries = 16;
-    // Two shards grow in turns: together they may have the limit, however it is divided.
+    // Two shards grow in turns: together they may reach the limit, however it is divided.
     for i in 0..400 {
         let (local, at) = if i % 2 == 0 { (&fixture.local, 100 + i) } else { (&other, 2000 + i) };
         let section = fixture.grace.enter(local);
@@ -229,7 +230,7 @@ fn shards_are_granted_what_they_have_and_some_more() {
 }
 
 #[test]
-fn near_the_limit_a_tree_stays_in_one_piece() {
+fn near_the_limit_a_tree_is_not_split() {
     let fixture = Fixture::new();
     // SAFETY: the only local with this number.
     let other = unsafe { Local::claim(CpuId(1)) };
@@ -245,7 +246,7 @@ fn near_the_limit_a_tree_stays_in_one_piece() {
 }
 
 #[test]
-fn writers_part_and_join_while_readers_look() {
+fn writers_split_and_join_during_reads() {
     const EDITS: u64 = if cfg!(miri) { 60 } else { 4_000 };
     const SPAN: u64 = 1 << 20;
     let fixture = Fixture::new();
@@ -260,16 +261,16 @@ fn writers_part_and_join_while_readers_look() {
                     // SAFETY: the only local with this number.
                     let local = unsafe { Local::claim(CpuId(1 + writer)) };
                     let base = u64::from(writer) * SPAN;
-                    // A busy host may run the two one after the other: go on until they did
-                    // overlap.
+                    // A busy host may run both threads one after the other: continue until they
+                    // have overlapped.
                     let enough = |edits| edits >= EDITS && parted.load(Ordering::Relaxed) > 10;
                     for i in 0..100 * EDITS {
                         if enough(i) {
                             break;
                         }
                         let section = grace.enter(&local);
-                        // Each has an entry that it replaces by another, beside it: never both,
-                        // never none.
+                        // Each writer has an entry that it replaces by an adjacent entry: exactly
+                        // one exists at any time.
                         let (old, new) = (base + i % 2 * 8, base + (i + 1) % 2 * 8);
                         let wide = i % 64 == 63;
                         let place = VirtRange::new(base, if wide { 2 * SPAN } else { base + 16 });
@@ -320,7 +321,7 @@ fn writers_part_and_join_while_readers_look() {
 }
 
 #[test]
-fn who_joins_again_and_again_is_parted_less_and_less_often() {
+fn repeatedly_joined_trees_are_split_less_often() {
     let (fixture, other) = parted();
     let mut parted = 0;
     for i in 0..4000 {
