@@ -41,26 +41,26 @@ fn without_the_faults_barrier_a_page_is_mapped_behind_the_writers_back() {
 }
 
 #[test]
-fn without_the_second_look_a_page_is_mapped_behind_the_writers_back() {
+fn without_the_second_read_a_page_is_mapped_behind_the_writer() {
     breaks(Mutant::SecondLook, HAUNTED);
 }
 
 #[test]
-fn a_writer_that_does_not_wait_for_who_holds_the_entry_loses_a_frame() {
+fn a_writer_ignoring_a_busy_entry_loses_a_frame() {
     breaks(Mutant::SettleWaits, ACCOUNTED);
 }
 
 #[test]
-fn a_frame_that_is_let_go_before_the_flush_is_read_by_who_had_it() {
+fn a_frame_freed_before_the_flush_is_read_by_its_old_user() {
     breaks(Mutant::FlushFirst, STALE);
 }
 
 #[test]
-fn an_answer_that_drops_nothing_is_a_lie() {
+fn an_acknowledgement_without_a_drop_leaves_a_translation() {
     breaks(Mutant::DropTranslations, STALE);
 }
 
 #[test]
-fn a_flush_that_nobody_waits_for_is_none() {
+fn a_flush_without_a_wait_has_no_effect() {
     breaks(Mutant::AwaitAnswers, STALE);
 }

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_translation_that_forbids_the_access_is_a_miss_and_is_replaced() {
+    fn a_forbidding_translation_misses_and_is_replaced() {
         let tlb = Tlb::new();
         let clean = Translation::new(FrameNumber(7), PageSize::Size4K, true, false, false);
         tlb.fill(0x5000, Access::Read, clean);

@@ -59,7 +59,7 @@ fn moves(cpu: &TestCpu<'_>, space: &TestSpace, (first, pages): (u64, u64), node:
 }
 
 #[test]
-fn what_all_cpus_have_dropped_since_moves_without_a_flush() {
+fn pages_dropped_by_all_cpus_move_without_a_flush() {
     let vm = two_nodes(256);
     let (here, other, space) = dropped(&vm);
     let flushes = count(&here, Counter::TlbFlush);
