@@ -358,7 +358,8 @@ pub mod tests {
     #[test]
     fn round_measures_this_host() {
         let mut meter = Meter::new(false, true).expect("memory");
-        meter.round().expect("memory");
+        // The median of three: a busy host disturbs single rounds.
+        (0..3).for_each(|_| meter.round().expect("memory"));
         let costs = meter.costs();
         assert!(costs.page > 100.0 && costs.page < 1e6, "{costs:?}");
         assert!(costs.folio(4).0 > costs.page, "{costs:?}");

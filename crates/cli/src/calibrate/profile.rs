@@ -151,7 +151,7 @@ fn transfer(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(
     let interrupt = &mut profile.interrupt;
     let flag = "derived: the line of the target's interrupt flag, a line.complex_ns";
     interrupt.send_ns = number(took, flag);
-    let part = "included in interrupt.deliver_ns: the target reads the flag";
+    let part = "derived: included in interrupt.deliver_ns, as the target reads the flag";
     interrupt.handle_ns = number(0.0, part);
     Ok(())
 }
