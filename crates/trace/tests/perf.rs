@@ -94,7 +94,10 @@ fn sampled_recording_is_rejected_with_the_right_command() {
             }
             let why = reason(&bytes);
             assert!(why.contains(name) && why.contains(part), "{why}");
-            assert!(why.contains("`perf record -c 1 -d -e page-faults`"), "{why}");
+            let advice = "`faultless record -- PROGRAM`, the only command whose recordings give \
+                          figures of prefault";
+            assert!(why.contains(advice), "{why}");
+            assert!(why.contains("`perf record -c 1 -d -e page-faults -- PROGRAM`"), "{why}");
         }
     }
 }

@@ -291,6 +291,13 @@ fn incomplete_recording_reports_its_assumptions() {
     let summary = trace.summary();
     assert!(summary.user_faults > 60 && summary.kernel_faults > 5, "{summary}");
     assert_eq!((summary.maps, summary.write_faults), (0, 0));
+    let notes = &trace.header.notes;
+    assert!(
+        notes.iter().any(|note| note.contains("savings of prefault come out too small")),
+        "{notes:?}"
+    );
+    let notes = fixture("fixture.perf.data").header.notes;
+    assert!(!notes.iter().any(|note| note.contains("munmap")), "{notes:?}");
     // Not 0, which would mean that there were none.
     let said = summary.to_string();
     assert!(said.contains(" - mmap, - munmap") && said.contains("- of present pages"), "{said}");

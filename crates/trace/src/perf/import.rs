@@ -18,7 +18,7 @@
 //! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
 use super::format;
-use super::roles::{CALLS, COMPLETE, Call, Role, raw_field, raw_u64, role};
+use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
 use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
     Recorded, ThreadInfo, Trace,
@@ -227,6 +227,9 @@ impl Import {
         if self.guests > 0 {
             let note = format!("{} records of virtual machines' guests are left out", self.guests);
             self.header.notes.push(note);
+        }
+        if !self.header.recorded.contains(Recorded::MUNMAP) {
+            self.header.notes.push(NO_MUNMAP.to_owned());
         }
         if self.tells_exec {
             self.name_running();

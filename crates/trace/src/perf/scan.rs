@@ -180,7 +180,10 @@ impl<B: Bytes> Scan<'_, B> {
             let Section { offset, size, .. } = section;
             return self.wrong(
                 told_at,
-                format!("a section of {size} bytes at {offset:#x} reaches beyond the file's end"),
+                format!(
+                    "a section of {size} bytes at {offset:#x} reaches beyond the file's end: the \
+                     file is not complete; copy or record it again"
+                ),
             );
         }
         Ok(section)
@@ -308,7 +311,14 @@ impl<B: Bytes> Scan<'_, B> {
             let kind = u32::from_le_bytes([k0, k1, k2, k3]);
             let size = u64::from(u16::from_le_bytes([s0, s1]));
             if size < 8 || size > end - at {
-                return self.wrong(at, format!("a record of {size} bytes; {} are left", end - at));
+                let left = end - at;
+                return self.wrong(
+                    at,
+                    format!(
+                        "a record of {size} bytes; {left} are left: the file is damaged; copy or \
+                         record it again"
+                    ),
+                );
             }
             let misc = u16::from_le_bytes([m0, m1]);
             // The length of the build identifier, for an MMAP2 record.
