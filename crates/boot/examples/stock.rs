@@ -3,11 +3,21 @@
 //!
 //! Only programs that set up their own environment can run this way: `rows`, `counts`, `victims`.
 
+#[path = "../../trace/examples/output/mod.rs"]
+mod output;
+
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, Limits, Nodes, Program, guest};
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
 use std::time::Duration;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    output::run(|out| stock(out))
+}
+
+fn stock(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let name = args.next().ok_or("which guest program?")?;
     let kernel = match Stock::cached() {
@@ -27,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let limits = Limits { timeout: Some(Duration::from_secs(600)), ..Limits::default() };
     let run = machine.run(&Program::guest(guest(&name)?).args(args), &limits)?;
-    print!("{}", run.console);
+    write!(out, "{}", run.console)?;
     match run.cut {
         Some(why) => Err(why.into()),
         None => Ok(()),

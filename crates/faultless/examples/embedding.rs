@@ -16,6 +16,7 @@ use faultless::{
 };
 use std::collections::VecDeque;
 use std::error::Error;
+use std::io::Write;
 use std::slice;
 use std::sync::{Arc, Mutex};
 
@@ -255,7 +256,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // ANCHOR_END: write_back
     assert_eq!(disk.bytes.lock().unwrap()[..8], 42u64.to_ne_bytes());
 
-    print!("{}{}", space.maps(&cpu), vm.totals());
+    // The reader may have closed the output.
+    let _ = write!(std::io::stdout(), "{}{}", space.maps(&cpu), vm.totals());
 
     // ANCHOR: end
     space.thread_leaves(&cpu, &program.thread);

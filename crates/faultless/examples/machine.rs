@@ -15,6 +15,7 @@ use faultless::{
     PAGE_SIZE, Prot, Space, SpaceId, ThreadStreams, Vm,
 };
 use std::error::Error;
+use std::io::Write;
 
 /// 16 MiB.
 const FRAMES: u32 = 4096;
@@ -123,7 +124,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     space.read_bytes(&cpu, at + PAGE_SIZE, &mut word)?;
     assert_eq!(u64::from_ne_bytes(word), 101);
 
-    print!("{}{}", space.maps(&cpu), vm.totals());
+    // The reader may have closed the output.
+    let _ = write!(std::io::stdout(), "{}{}", space.maps(&cpu), vm.totals());
     // SAFETY: the program has ended, and the machine keeps no translations.
     unsafe { space.deactivate(&cpu) };
     space.exit(&cpu);

@@ -17,6 +17,7 @@ use faultless::{
     StoreError, ThreadStreams, Vm, WriteRun,
 };
 use std::error::Error;
+use std::io::Write;
 use std::slice;
 use std::sync::{Arc, Mutex};
 
@@ -179,9 +180,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|place| nodes.iter().filter(|it| **it == place).count())
     };
     let (used, others) = (places(0..USED), places(USED..PAGES));
-    println!("pages                in fast memory   in slow memory   in the swap area");
+    // The reader may close the output.
+    let mut out = std::io::stdout();
+    let _ =
+        writeln!(out, "pages                in fast memory   in slow memory   in the swap area");
     for (name, [fast, slow, swapped]) in [("used all the time", used), ("used once", others)] {
-        println!("{name:20} {fast:14} {slow:16} {swapped:18}");
+        let _ = writeln!(out, "{name:20} {fast:14} {slow:16} {swapped:18}");
     }
     assert!(used[0] as u64 > USED * 9 / 10, "what is used is fast");
     assert!(others[2] as u64 > PAGES / 4, "what is not used has left memory");
@@ -190,7 +194,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let totals = vm.totals();
     for counter in [Counter::Demoted, Counter::SwapOut, Counter::SwapIn] {
-        println!("{:20} {:14}", counter.name(), totals.get(counter));
+        let _ = writeln!(out, "{:20} {:14}", counter.name(), totals.get(counter));
     }
 
     // SAFETY: the program has ended, and the machine keeps no translations.

@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         let _ = std::io::stderr().flush();
     });
     eprintln!();
-    println!("{done} on {cpus} CPUs in {:.0} s", start.elapsed().as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64();
+    // The exit code holds the result if the reader has closed the output.
+    let _ = writeln!(std::io::stdout(), "{done} on {cpus} CPUs in {seconds:.0} s");
     if done.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

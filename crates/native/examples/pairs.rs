@@ -138,7 +138,10 @@ fn main() -> ExitCode {
                 let watcher = scope.spawn(|| watch(&now, &over, &title, plan.rounds, start));
                 plan.run(&now, |number, what| {
                     if now.bad.load(Ordering::Relaxed) <= SHOWN {
-                        println!("\n--seed {} --case {number}: {what}", plan.seed);
+                        let seed = plan.seed;
+                        // The exit code holds the result if the reader has closed the output.
+                        let _ =
+                            writeln!(std::io::stdout(), "\n--seed {seed} --case {number}: {what}");
                     }
                 });
                 over.store(true, Ordering::Relaxed);
@@ -149,7 +152,8 @@ fn main() -> ExitCode {
                 eprintln!();
             }
             let seconds = start.elapsed().as_secs_f64();
-            println!("{title}: {bad} bad rounds in {done}, {seconds:.0} s");
+            let _ =
+                writeln!(std::io::stdout(), "{title}: {bad} bad rounds in {done}, {seconds:.0} s");
             if bad != 0 {
                 code = ExitCode::FAILURE;
             }

@@ -42,6 +42,13 @@ struct Arguments {
     verbose: bool,
 }
 
+/// Prints a line. The exit code holds the result if the reader has closed the output.
+macro_rules! print_line {
+    ($($text:tt)*) => {{
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 static CONTROL: Control = Control::new();
 
 fn main() -> ExitCode {
@@ -73,18 +80,18 @@ fn main() -> ExitCode {
     let rounds = begun.load(SeqCst);
     clear_line();
     let took = begin.elapsed().as_secs_f64();
-    println!("{rounds} rounds, {} operations, {took:.1} s", tally.operations());
+    print_line!("{rounds} rounds, {} operations, {took:.1} s", tally.operations());
     if arguments.verbose {
-        println!("{tally}");
+        print_line!("{tally}");
     }
     let Ok(ended) = ended else { return ExitCode::FAILURE };
     if ended == Ended::Stopped {
-        println!("interrupted");
+        print_line!("interrupted");
         return ExitCode::from(130);
     }
     let missing = tally.missing();
     if rounds >= ENOUGH && arguments.round.is_none() && !missing.is_empty() {
-        println!("never seen: {}", missing.join(", "));
+        print_line!("never seen: {}", missing.join(", "));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
@@ -95,7 +102,7 @@ fn run(arguments: &Arguments, tally: &Tally, begun: &AtomicU64) -> Result<Ended,
     for number in 0..arguments.rounds {
         let plan = Plan::new(arguments.seed, arguments.round.unwrap_or(number));
         if arguments.verbose {
-            println!("round {}: {plan}", plan.round);
+            print_line!("round {}: {plan}", plan.round);
         } else {
             progress(number, arguments.rounds);
         }
@@ -115,8 +122,8 @@ fn run(arguments: &Arguments, tally: &Tally, begun: &AtomicU64) -> Result<Ended,
 /// Prints a failure, and the command to repeat its round.
 fn report(arguments: &Arguments, plan: &Plan, wrong: &str) {
     clear_line();
-    println!("round {} of seed {} failed: {wrong}\n{plan}", plan.round, plan.seed);
-    println!(
+    print_line!("round {} of seed {} failed: {wrong}\n{plan}", plan.round, plan.seed);
+    print_line!(
         "threads differ from run to run; this repeats the round:\n\
          cargo run --release -p faultless-native --example stress -- --seed {} --round {} --rounds {}",
         plan.seed,

@@ -4,15 +4,23 @@
 //! upwards and downwards, one page in 64 KiB, and random pages. The recordings then run again with
 //! a predictor that maps an aligned block around every fault, for comparison.
 
+mod output;
+
 use faultless::prefault::{FixedWindow, Streams};
 use faultless_trace::anticipate::{self, Outcome};
 use faultless_trace::event::{Access, Backing, Event, Header, Kind, ProcessInfo, Prot, ThreadInfo};
 use faultless_trace::plan::PlanError;
 use faultless_trace::{Trace, read, recordings};
 use std::error::Error;
+use std::io::Write;
 use std::path::Path;
+use std::process::ExitCode;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    output::run(|out| anticipate(out))
+}
+
+fn anticipate(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1).peekable();
     let order = args.next_if(|arg| arg.parse::<u8>().is_ok());
     let order: u8 = order.map_or(Ok(5), |order| order.parse())?;
@@ -31,54 +39,63 @@ fn main() -> Result<(), Box<dyn Error>> {
             programs.push((recording.name.to_owned(), recording.trace()?));
         }
     }
-    println!("Windows of at most {} pages. Never touched: of the pages mapped ahead.", 1 << order);
-    table(&programs, anticipate::predicted::<Streams>, order)?;
+    writeln!(
+        out,
+        "Windows of at most {} pages. Never touched: of the pages mapped ahead.",
+        1 << order
+    )?;
+    table(out, &programs, anticipate::predicted::<Streams>, order)?;
     if shipped {
-        println!();
+        writeln!(out)?;
         for (name, trace) in patterns() {
             let got = anticipate::predicted::<Streams>(&trace, order)?;
             let each = got.faults as f64 / got.left as f64;
-            println!(
+            writeln!(
+                out,
                 "{name}: {} faults for {} pages, {each:.2} each; {} never touched",
                 got.left, got.faults, got.wasted
-            );
+            )?;
         }
     }
-    println!("\nAn aligned block of at most {} pages around every fault.", 1 << order.min(6));
-    table(&programs, anticipate::predicted::<FixedWindow>, order)
+    writeln!(out, "\nAn aligned block of at most {} pages around every fault.", 1 << order.min(6))?;
+    table(out, &programs, anticipate::predicted::<FixedWindow>, order)
 }
 
 /// Prints a row for each program, and the totals.
 fn table(
+    out: &mut impl Write,
     programs: &[(String, Trace)],
     predicted: impl Fn(&Trace, u8) -> Result<Outcome, PlanError>,
     order: u8,
 ) -> Result<(), Box<dyn Error>> {
-    println!(
+    writeln!(
+        out,
         "| program | faults | left | avoided | ahead | never touched | peak untouched, of resident |"
-    );
-    println!("|---|---|---|---|---|---|---|");
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
     let mut all = Vec::new();
     for (name, trace) in programs {
         let got = predicted(trace, order)?;
-        row(name, &got);
+        row(out, name, &got)?;
         all.push(got);
     }
     let mean = all.iter().map(Outcome::avoided).sum::<f64>() / all.len() as f64;
     let worst = all.iter().map(Outcome::avoided).fold(1.0, f64::min);
     let sums = |(ahead, wasted), got: &Outcome| (ahead + got.ahead, wasted + got.wasted);
     let (ahead, wasted) = all.iter().fold((0, 0), sums);
-    println!(
+    writeln!(
+        out,
         "Avoided {:.1}% on average and {:.1}% at worst; {:.2}% never touched.",
         100.0 * mean,
         100.0 * worst,
         100.0 * wasted as f64 / ahead.max(1) as f64,
-    );
+    )?;
     Ok(())
 }
 
-fn row(name: &str, got: &Outcome) {
-    println!(
+fn row(out: &mut impl Write, name: &str, got: &Outcome) -> std::io::Result<()> {
+    writeln!(
+        out,
         "| {name} | {} | {} | {:.1}% | {} | {} ({:.2}%) | {} ({:.1}%) |",
         got.faults,
         got.left,
@@ -88,7 +105,7 @@ fn row(name: &str, got: &Outcome) {
         100.0 * got.waste(),
         got.peak_untouched,
         100.0 * got.peak_untouched as f64 / got.peak_resident.max(1) as f64,
-    );
+    )
 }
 
 fn patterns() -> Vec<(&'static str, Trace)> {

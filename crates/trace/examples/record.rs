@@ -3,12 +3,20 @@
 //! `MADE` replaces the description of the recording's origin, for recordings to be published.
 //! `record OUT.fltrace IN.perf.data` converts.
 
+mod output;
+
 use faultless_trace::{compact, read, record::Setup};
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
+use std::process::ExitCode;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    output::run(|out| record(out))
+}
+
+fn record(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let usage = "usage: record OUT.fltrace ([MADE] -- CMD... | IN.perf.data)";
     let output = Path::new(args.first().ok_or(usage)?);
@@ -28,6 +36,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         read(Path::new(args.get(1).ok_or(usage)?))?
     };
     compact::write(output, &trace)?;
-    println!("{}: {:#?}\n{}", output.display(), trace.header, trace.summary());
+    writeln!(out, "{}: {:#?}\n{}", output.display(), trace.header, trace.summary())?;
     Ok(())
 }

@@ -4,16 +4,26 @@
 //!
 //! `cargo run --release -p faultless-virtual --example faults [-- PROFILE [CPUS...]]`
 
+#[path = "../../trace/examples/output/mod.rs"]
+mod output;
+
 use faultless::{MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::{Config, Profile, Spent, Virtual};
 use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
 
 /// Pages written by each CPU.
 const PAGES: u64 = 2048;
 /// Places to print.
 const PLACES: usize = 5;
 
-fn run(profile: &Profile, cpus: usize, policy: &str, order: u32) -> Result<f64, Box<dyn Error>> {
+fn run(
+    out: &mut impl Write,
+    profile: &Profile,
+    cpus: usize,
+    (policy, order): (&str, u32),
+) -> Result<f64, Box<dyn Error>> {
     let bytes = cpus as u64 * PAGES * PAGE_SIZE;
     // Such machines have more memory, but the metadata of this amount fits into the host.
     let memory_bytes = (bytes + bytes / 4).max(cpus as u64 * (128 << 20)) + (64 << 20);
@@ -45,45 +55,53 @@ fn run(profile: &Profile, cpus: usize, policy: &str, order: u32) -> Result<f64, 
     let each_second = pages / ((end - begin) as f64 * 1e-12);
     let after = system.accounts();
     let transfers = (after.transfers - before.transfers) as f64 / pages;
-    println!("{policy:11} {order:5} {cpus:5} {:13.0} {transfers:15.2}", each_second);
+    writeln!(out, "{policy:11} {order:5} {cpus:5} {each_second:13.0} {transfers:15.2}")?;
     let all: u64 =
         Spent::ALL.map(|on| after.spent[on as usize] - before.spent[on as usize]).iter().sum();
     let parts = Spent::ALL.map(|on| {
         let part = after.spent[on as usize] - before.spent[on as usize];
         format!("{} {:.0} %", on.name(), part as f64 / all as f64 * 100.0)
     });
-    println!("    {}", parts.join(", "));
+    writeln!(out, "    {}", parts.join(", "))?;
     for place in system.hottest(PLACES) {
         let (waited, share) =
             (place.waited as f64 / pages / 1000.0, place.transfers as f64 / pages);
-        println!(
+        writeln!(
+            out,
             "    {waited:8.1} ns, {share:5.2} transfers a page: {} at {}:{}",
             place.of, place.file, place.line
-        );
+        )?;
     }
     system.audit(&[&process])?;
     system.exit(process);
     Ok(each_second)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    output::run(|out| table(out))
+}
+
+fn table(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let profile = Profile::bundled(&arguments.next().unwrap_or_else(|| "two-socket".into()))?;
-    let cpus: Vec<usize> = arguments.map(|number| number.parse()).collect::<Result<_, _>>()?;
+    let cpus: Vec<usize> = arguments
+        .map(|number| number.parse().map_err(|error| format!("CPUS {number}: {error}")))
+        .collect::<Result<_, _>>()?;
     let cpus = if cpus.is_empty() { vec![1, 2, 8, 32, 128] } else { cpus };
-    println!("{profile}: simulated");
-    println!(
+    writeln!(out, "{profile}: simulated")?;
+    writeln!(
+        out,
         "{:11} {:>5} {:>5} {:>13} {:>15}",
         "policy", "order", "CPUs", "pages/s", "transfers/page"
-    );
+    )?;
     for (policy, order) in
         [("mmap_lock", 0), ("per_vma", 0), ("speculative", 0), ("speculative", 3)]
     {
         let mut one = None;
         for &cpus in &cpus {
-            let rate = run(&profile, cpus, policy, order)?;
+            let rate = run(out, &profile, cpus, (policy, order))?;
             let base = *one.get_or_insert(rate / cpus as f64);
-            println!("    {:.0} % of linear", rate / base / cpus as f64 * 100.0);
+            writeln!(out, "    {:.0} % of linear", rate / base / cpus as f64 * 100.0)?;
         }
     }
     Ok(())

@@ -93,7 +93,9 @@ fn main() -> ExitCode {
             let wrong = ran.map_or_else(|| vec!["it panicked".to_owned()], |ran| ran.bad);
             bad += u64::from(!wrong.is_empty());
             for wrong in wrong.iter().take(SHOWN) {
-                println!(
+                // The exit code holds the result if the reader has closed the output.
+                let _ = writeln!(
+                    std::io::stdout(),
                     "\n--policy {locking} --cpus {cpus} --cases {cases} --seed {seed} {wrong}"
                 );
                 code = ExitCode::FAILURE;
@@ -102,7 +104,8 @@ fn main() -> ExitCode {
         if std::io::stderr().is_terminal() {
             eprintln!();
         }
-        println!(
+        let _ = writeln!(
+            std::io::stdout(),
             "{locking}: {} seeds of {cpus} CPUs, {rounds} pairs, {bad} bad seeds, {:.0} s",
             seeds.end - seeds.start,
             start.elapsed().as_secs_f64()

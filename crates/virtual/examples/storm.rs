@@ -4,12 +4,16 @@
 //! `cargo run --release -p faultless-virtual --example storm [-- SEEDS [CPUS [POLICY]]]`:
 //! 100 seeds of 64 CPUs, `speculative`. Seeds as `FIRST..END`.
 
+#[path = "../../trace/examples/output/mod.rs"]
+mod output;
 #[path = "../tests/storm/mod.rs"]
 mod storm;
 
 use faultless_virtual::Profile;
 use std::error::Error;
+use std::io::Write;
 use std::ops::Range;
+use std::process::ExitCode;
 use storm::Storm;
 
 fn seeds(text: &str) -> Result<Range<u64>, Box<dyn Error>> {
@@ -20,16 +24,22 @@ fn seeds(text: &str) -> Result<Range<u64>, Box<dyn Error>> {
     Ok(first..if text.contains("..") { end } else { end + 1 })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    output::run(|out| storms(out))
+}
+
+fn storms(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seeds = seeds(arguments.first().map_or("100", String::as_str))?;
-    let cpus = arguments.get(1).map_or(Ok(64), |text| text.parse())?;
+    let cpus = arguments.get(1).map_or("64", String::as_str);
+    let cpus = cpus.parse().map_err(|error| format!("CPUS {cpus}: {error}"))?;
     let policy = arguments.get(2).map_or("speculative", String::as_str);
     let profile = Profile::bundled("two-socket")?;
     for seed in seeds {
         let (took, _) =
             Storm { profile: &profile, cpus, seed, steps: 60 }.run(&[&format!("locking={policy}")]);
-        println!("seed {seed}: {cpus} CPUs, {:.1} ms simulated, nothing bad", took as f64 / 1e9);
+        let took = took as f64 / 1e9;
+        writeln!(out, "seed {seed}: {cpus} CPUs, {took:.1} ms simulated, no failure")?;
     }
     Ok(())
 }
