@@ -115,7 +115,7 @@ mod tests {
         let is = |name: &str, parts: &[&str]| parts.iter().any(|part| name.contains(part));
         let aborting = functions.iter().filter(|function| is(&function.2, &ABORTS));
         let mut targets: BTreeSet<u64> = aborting.map(|function| function.0).collect();
-        assert!(!targets.is_empty(), "the audit's are there: are the names still right?");
+        assert!(!targets.is_empty(), "no aborting function found: ABORTS has outdated names");
         loop {
             let callers = callers(text, base, &functions, &targets);
             let wrong: Vec<&str> = callers

@@ -278,9 +278,9 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         }
     }
 
-    /// Takes a reference to the page of an entry that was `seen`, for the child's mapping. Returns
-    /// whether it succeeded: not for a pinned page or a hidden page, which take the slow path, as
-    /// do pages that are not counted.
+    /// Takes a reference to the page of the entry `seen`, for the child's mapping. Returns `false`
+    /// for pinned pages, hidden pages and pages without a reference count: the slow path shares
+    /// or copies these pages.
     #[inline(always)]
     fn refer(&self, seen: Entry) -> bool {
         seen.is_counted_page() && self.cpu.vm().frames.meta(seen.frame()).try_get_mapping_unpinned()

@@ -141,9 +141,10 @@ impl Deferred {
         stamp
     }
 
-    /// The first half of step 2: returns the value for `flushed` after the calling CPU has dropped
-    /// all translations. The clock advances, so the flush is known to follow all accessed bits
-    /// [cleared](crate::reclaim::cold) before.
+    /// Begins step 2: advances the clock and returns the new value. The calling CPU then drops all
+    /// its translations, and passes the value to [`flushed`](Self::flushed). Because the clock
+    /// advances, the flush is known to follow every earlier [clear of an accessed
+    /// bit](crate::reclaim::cold).
     #[inline]
     pub fn before_flush(&self) -> u64 {
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
@@ -179,14 +180,15 @@ impl Deferred {
         cpus.filter(|cpu| runs(*cpu)).map(flushed).min().unwrap_or(u64::MAX)
     }
 
-    /// The second half of step 2, on the CPU that dropped its translations.
+    /// Ends step 2 on the CPU that dropped its translations: raises its `flushed` to `before`, the
+    /// value from the begin of the step.
     #[inline]
     pub fn flushed(&self, local: &Local, before: u64) {
         self.cpus.get(local).flushed.fetch_max(before, Ordering::Release);
     }
 
-    /// Step 2 of a CPU that has dropped its translations and has left the set of its space, the
-    /// only space it had translations of. (A deferral that saw the CPU in the set may advance the
+    /// Records step 2 of a CPU that has dropped its translations and has left the set of its space,
+    /// the only space of its translations. (A deferral that saw the CPU in the set may advance the
     /// clock afterwards; a settlement checks whether the CPU runs a space.)
     #[inline]
     pub fn left(&self, local: &Local) {
