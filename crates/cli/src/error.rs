@@ -16,11 +16,13 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Returns the exit code.
+    /// Returns the exit code. A closed output is a success: its reader, such as `head`, has read
+    /// enough.
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Failed(_) | Self::Closed => 1,
+            Self::Failed(_) => 1,
+            Self::Closed => 0,
         }
     }
 

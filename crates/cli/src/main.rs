@@ -54,10 +54,10 @@ fn main() -> ExitCode {
             u8::try_from(interrupt::status()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
         Ok(code) => code,
-        // The reader of the output has closed it, as `head` does.
-        Err(CliError::Closed) => ExitCode::SUCCESS,
         Err(error) => {
-            say!("faultless: {error}");
+            if !matches!(error, CliError::Closed) {
+                say!("faultless: {error}");
+            }
             ExitCode::from(error.code())
         }
     }
