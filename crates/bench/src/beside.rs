@@ -225,7 +225,7 @@ impl Scaled {
 pub fn run(quick: bool) -> Result<Report, String> {
     // Enough memory for two threads of any kind of work, with page tables.
     let config = Config { memory_bytes: 112 << 20, cpus: 2, populate: true, ..Config::default() };
-    let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+    let native = Native::new(config).map_err(|error| format!("the machine: {error}"))?;
     // Every page must be a fault.
     native.vm().set(Setting::PrefaultMaxOrder(0));
     let mut faults = Vec::new();

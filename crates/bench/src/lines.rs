@@ -29,7 +29,7 @@ use crate::report::Report;
 use faultless::observe;
 use faultless::{
     Access, AnonVmaCheck, Backing, Counter, Cpu, CpuId, Error, FaultKind, Locking, MapFlags,
-    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, VirtRange, Vm,
+    Object, PAGE_SIZE, Prot, Setting, Shared, Space, ThreadStreams, Vm,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -363,7 +363,7 @@ fn map_file(
     space: &Space<BareMachine>,
     kind: Kind,
 ) -> Result<(u64, u64, Option<Shared<Object>>), Error> {
-    let none = VirtRange::new(0, 0);
+    let none = Error::NO_RANGE;
     let refused = |errno| Error { operation: "new object", range: none, errno };
     let pages = 3 * TABLE_BYTES / PAGE_SIZE;
     let object = match kind {

@@ -118,7 +118,7 @@ fn machine(pages: u64) -> Result<Native, String> {
     // Prefault is suspended when less than a sixteenth of memory is left.
     let memory_bytes = (pages + pages / 8 + SPARE) * PAGE_SIZE;
     let config = Config { memory_bytes, cpus: 1, populate: true, ..Config::default() };
-    Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))
+    Native::new(config).map_err(|error| format!("the machine: {error}"))
 }
 
 fn sequential(report: &mut Report, time: Duration) -> Result<(), String> {

@@ -230,7 +230,7 @@ impl Bench {
     fn new() -> Result<Self, String> {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
-        let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+        let native = Native::new(config).map_err(|error| format!("the machine: {error}"))?;
         // Every page must be a fault.
         native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut plain = Memory::new((2 * PAGES + 1) * PAGE_SIZE, 1)
@@ -391,10 +391,10 @@ fn small_allocs(report: &mut Report) -> Result<(), String> {
 
 fn read_small(locking: Locking, check: AnonVmaCheck, threads: usize) -> Result<Totals, Stop> {
     let config = Config { memory_bytes: 64 << 20, cpus: 2, ..Config::default() };
-    let refused = |errno| faultless::Error {
+    let refused = |error: faultless_native::ConfigError| faultless::Error {
         operation: "new machine",
-        range: faultless::VirtRange::new(0, 0),
-        errno,
+        range: faultless::Error::NO_RANGE,
+        errno: error.into(),
     };
     let native = Native::new(config).map_err(refused)?;
     native.vm().set(Setting::PrefaultMaxOrder(0));

@@ -340,7 +340,7 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
         populate: true,
         ..Config::default()
     };
-    let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+    let native = Native::new(config).map_err(|error| format!("the machine: {error}"))?;
     // Every page must be a fault.
     native.vm().set(Setting::PrefaultMaxOrder(0));
     let settings = [0, pages].map(|pool| (pool, format!("zeroed_pool={pool}")));

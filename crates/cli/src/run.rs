@@ -99,7 +99,7 @@ fn tiered(memory: Tiers, cpus: usize) -> Result<Native, CliError> {
     host::afford(what(), bytes.saturating_add(bytes / MANAGED))?;
     let (memory_bytes, slow_bytes) = (memory.fast, memory.slow);
     let config = Config { memory_bytes, slow_bytes, cpus, populate: true, ..Config::default() };
-    Native::new(config).map_err(|errno| CliError::failed(what(), errno.name()))
+    Native::new(config).map_err(|error| CliError::failed(what(), error))
 }
 
 /// Runs `workload` on a native machine under `settings`.

@@ -119,7 +119,9 @@ impl fmt::Display for Discrepancy {
                 write!(f, "{frame:?} is mapped by {mapped} entries, its reverse map finds {found}")
             }
             Self::Kind { kind, recorded, found } => {
-                write!(f, "{recorded} {kind} frames recorded, {found} found{}", remedy(kind))
+                let frames = if *recorded == 1 { "frame" } else { "frames" };
+                let remedy = remedy(kind, *recorded > *found);
+                write!(f, "{recorded} {kind} {frames} recorded, {found} found{remedy}")
             }
             Self::Resident { recorded, found } => {
                 write!(f, "{recorded} resident pages recorded, {found} found")
@@ -140,8 +142,12 @@ impl fmt::Display for Discrepancy {
 impl core::error::Error for Discrepancy {}
 
 /// Returns the step which the caller may have omitted, for a discrepancy in frames of this kind.
-fn remedy(kind: &str) -> &'static str {
+/// `missing`: the audit found fewer frames than recorded.
+fn remedy(kind: &str, missing: bool) -> &'static str {
     match kind {
+        "page" | "table" if missing => {
+            "; is a living space, or an object that no space maps, missing in the list of the audit?"
+        }
         "pooled" => {
             "; a CPU's stock of free frames is of this kind: call `Cpu::drain` on every CPU before the audit"
         }

@@ -122,15 +122,28 @@ impl From<OutOfMemory> for Errno {
 pub struct Error {
     /// The refused call, by its Linux name.
     pub operation: &'static str,
-    /// The range of the call, as given (rounded to pages if it was valid).
+    /// The range of the call, as given (rounded to pages if it was valid), or
+    /// [`NO_RANGE`](Self::NO_RANGE).
     pub range: VirtRange,
     /// The reason.
     pub errno: Errno,
 }
 
+impl Error {
+    /// The range in the errors of calls without a range: empty, at the end of the address space.
+    pub const NO_RANGE: VirtRange = VirtRange { start: u64::MAX, end: u64::MAX };
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}: {}", self.operation, self.range, self.errno.name())
+        let Self { operation, range, errno } = self;
+        if *range == Self::NO_RANGE {
+            write!(f, "{operation}: {errno}")
+        } else if range.is_empty() {
+            write!(f, "{operation} {range:?} (length 0): {errno}")
+        } else {
+            write!(f, "{operation} {range:?}: {errno}")
+        }
     }
 }
 

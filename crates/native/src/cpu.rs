@@ -562,10 +562,11 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
         self.cpu.for_thread(self.thread, || call(self.space(), self.cpu))
     }
 
-    /// As [`Space::mmap`]; the address of the new mapping.
+    /// Creates an anonymous mapping as [`Space::mmap`], and returns its address. The flag
+    /// `ANONYMOUS` is implied: Linux fails with `EBADF` without this flag and without a file.
     ///
     /// # Errors
-    /// Linux's.
+    /// The errors of Linux's `mmap`.
     pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Error> {
         self.call(|space, cpu| space.mmap(cpu, addr, len, prot, flags))
     }

@@ -62,7 +62,7 @@ pub mod store;
 pub mod tlb;
 
 pub use cpu::{NativeCpu, Signal, Stop};
-pub use machine::{Checked, Config, NativeMachine, Stale, Violation};
+pub use machine::{Checked, Config, ConfigError, NativeMachine, Stale, Violation};
 pub use memory::{Memory, Word};
 pub use process::{Native, Process};
 pub use store::HostFile;

@@ -1,6 +1,6 @@
 //! The machine beneath the subsystem: physical memory, and per CPU a TLB and an interrupt line.
 
-use crate::memory::Memory;
+use crate::memory::{LEAST_FRAMES, MAX_NODES, Memory};
 use crate::parking::Parking;
 use crate::tlb::{Tlb, TlbStats};
 use core::fmt;
@@ -8,7 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::locks::LOOKS_BEFORE_PARKING;
 use faultless::locks::Padded;
 use faultless::{
-    CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SIZE, SpaceId,
+    CpuId, Errno, FrameNumber, Invalidate, MAX_CPUS, Machine, MemoryRegion, PAGE_SHIFT, PAGE_SIZE,
+    SpaceId,
 };
 use faultless::{nontemporal_done, zero_nontemporal};
 use std::sync::{Mutex, PoisonError};
@@ -16,15 +17,20 @@ use std::sync::{Mutex, PoisonError};
 /// How a native machine is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of physical memory, rounded down to whole frames.
+    /// Bytes of physical memory, rounded down to whole frames of 4 KiB: at least 8 KiB for each
+    /// node, and together with [`slow_bytes`](Self::slow_bytes) at most 16 TiB - 4 KiB.
+    ///
+    /// The subsystem needs one frame for zeros, and the first process four for its page tables, so
+    /// a useful machine has a MiB or more. The host's memory must hold 64 bytes of metadata for
+    /// each frame.
     pub memory_bytes: u64,
-    /// The number of memory nodes, `1..=8`, which share the memory evenly. The nodes are tiers:
-    /// node 0 is the nearest to all CPUs, and each further node
-    /// [costs](faultless::Machine::node_cost) more than the previous node.
+    /// Memory nodes, `1..=8` (with the slow node), which share the memory evenly. The nodes are
+    /// tiers: node 0 is the nearest to all CPUs, and each later node
+    /// [costs](faultless::Machine::node_cost) more than the node before.
     pub nodes: usize,
-    /// The size in bytes of one more, slowest node behind these; 0: no such node.
+    /// Bytes of an additional last node, the slowest; 0 for no such node.
     pub slow_bytes: u64,
-    /// CPUs, `1..=1024`: how many threads can run guest code at a time.
+    /// CPUs, `1..=1024`: the number of threads that can run guest code at the same time.
     pub cpus: usize,
     /// Make the host back all memory at the start, so that no host fault falls into a measurement.
     pub populate: bool,
@@ -48,6 +54,70 @@ impl Default for Config {
             populate: false,
             checked: Checked::Off,
             jitter: 0,
+        }
+    }
+}
+
+/// The reason why a [`Config`] gives no machine. Converts to [`Errno`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// [`Config::cpus`] is out of range: `EINVAL`.
+    Cpus(usize),
+    /// The number of nodes is out of range: `EINVAL`.
+    Nodes {
+        /// [`Config::nodes`].
+        nodes: usize,
+        /// [`Config::slow_bytes`].
+        slow: u64,
+    },
+    /// The size of the memory is out of range: `EINVAL`.
+    Size {
+        /// [`Config::memory_bytes`].
+        bytes: u64,
+        /// [`Config::slow_bytes`].
+        slow: u64,
+        /// [`Config::nodes`].
+        nodes: usize,
+    },
+    /// The host or the subsystem refused the memory.
+    Refused(Errno),
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Cpus(cpus) => write!(f, "cpus is {cpus}; the range is 1 to {MAX_CPUS}"),
+            Self::Nodes { nodes, slow } => {
+                let most = MAX_NODES - usize::from(slow >> PAGE_SHIFT != 0);
+                write!(f, "nodes is {nodes}; the range is 1 to {most}")?;
+                f.write_str(if most < MAX_NODES { " besides the slow node" } else { "" })
+            }
+            Self::Size { bytes, slow, nodes } => {
+                let least = (LEAST_FRAMES * nodes) as u64 * PAGE_SIZE;
+                let most = u64::from(u32::MAX) * PAGE_SIZE;
+                write!(f, "memory_bytes is {bytes} and slow_bytes is {slow}; ")?;
+                write!(f, "memory_bytes must be at least {least} with nodes = {nodes}, ")?;
+                write!(f, "and the sum at most {most} (16 TiB - 4 KiB)")
+            }
+            Self::Refused(errno) => write!(f, "the memory is not available: {errno}"),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+impl From<Errno> for ConfigError {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
+    }
+}
+
+impl From<ConfigError> for Errno {
+    fn from(error: ConfigError) -> Self {
+        match error {
+            ConfigError::Refused(errno) => errno,
+            _ => Self::EINVAL,
         }
     }
 }
@@ -200,10 +270,10 @@ impl NativeMachine {
     /// Builds a machine.
     ///
     /// # Errors
-    /// `EINVAL` for a configuration out of range; `ENOMEM` when the host refuses the memory.
-    pub fn new(config: Config) -> Result<Self, Errno> {
+    /// A value of the configuration is out of range, or the host refuses the memory.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
         if config.cpus == 0 || config.cpus > MAX_CPUS {
-            return Err(Errno::EINVAL);
+            return Err(ConfigError::Cpus(config.cpus));
         }
         let mut memory = Memory::tiered(config.memory_bytes, config.nodes, config.slow_bytes)?;
         if config.populate {
@@ -414,14 +484,30 @@ mod tests {
     }
 
     #[test]
-    fn bad_configurations_are_refused() {
-        for bad in [
-            Config { cpus: 0, ..Config::default() },
-            Config { cpus: MAX_CPUS + 1, ..Config::default() },
-            Config { nodes: 9, ..Config::default() },
-            Config { memory_bytes: 4095, ..Config::default() },
+    fn bad_configuration_is_refused_with_its_range() {
+        let good = Config { memory_bytes: 2 * PAGE_SIZE, ..Config::default() };
+        NativeMachine::new(good).unwrap();
+        let limits = "must be at least 8192 with nodes = 1, and the sum at most 17592186040320 \
+                      (16 TiB - 4 KiB)";
+        for (bad, range) in [
+            (Config { cpus: 0, ..good }, "cpus is 0; the range is 1 to 1024"),
+            (Config { cpus: MAX_CPUS + 1, ..good }, "cpus is 1025; the range is 1 to 1024"),
+            (Config { nodes: 0, ..good }, "nodes is 0; the range is 1 to 8"),
+            (Config { nodes: 9, ..good }, "nodes is 9; the range is 1 to 8"),
+            (
+                Config { nodes: 8, slow_bytes: PAGE_SIZE, ..good },
+                "nodes is 8; the range is 1 to 7 besides the slow node",
+            ),
+            (Config { memory_bytes: 0, ..good }, limits),
+            (Config { memory_bytes: 2 * PAGE_SIZE - 1, ..good }, limits),
+            (Config { memory_bytes: 1 << 44, ..good }, limits),
+            (Config { memory_bytes: 1 << 60, ..good }, limits),
+            (Config { slow_bytes: (1 << 44) - 2 * PAGE_SIZE, ..good }, limits),
+            (Config { nodes: 2, ..good }, "must be at least 16384 with nodes = 2"),
         ] {
-            assert_eq!(NativeMachine::new(bad).unwrap_err(), Errno::EINVAL);
+            let error = NativeMachine::new(bad).unwrap_err();
+            assert!(error.to_string().contains(range), "{error}");
+            assert_eq!(Errno::from(error), Errno::EINVAL);
         }
     }
 

@@ -11,6 +11,7 @@
 //! fragmentation, and two runs would differ. The host allocates a page at its first access; use
 //! [`populate`](crate::Config::populate) if this time must not be part of a measurement.
 
+use crate::machine::ConfigError;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use faultless::{Errno, FrameNumber, MemoryRegion, PAGE_SHIFT, PAGE_SIZE};
@@ -18,6 +19,8 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 /// The largest number of memory nodes.
 pub const MAX_NODES: usize = 8;
+/// The smallest number of frames in a node, except the slow node.
+pub(crate) const LEAST_FRAMES: usize = 2;
 
 /// An integer that guest programs load and store at once: `u8`, `u16`, `u32` or `u64`.
 pub trait Word: Copy + private::Atomic {}
@@ -131,9 +134,9 @@ impl Memory {
     /// Maps `bytes` bytes (rounded down to whole frames) and cuts them evenly into `nodes` nodes.
     ///
     /// # Errors
-    /// `EINVAL` when there are no or too many nodes, a node would be empty, or frame numbers do not
-    /// suffice; `ENOMEM` when the host refuses the mapping.
-    pub fn new(bytes: u64, nodes: usize) -> Result<Self, Errno> {
+    /// There are no or too many nodes, the size is out of the
+    /// [range](crate::Config::memory_bytes), or the host refuses the mapping.
+    pub fn new(bytes: u64, nodes: usize) -> Result<Self, ConfigError> {
         Self::tiered(bytes, nodes, 0)
     }
 
@@ -142,21 +145,26 @@ impl Memory {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn tiered(bytes: u64, nodes: usize, slow: u64) -> Result<Self, Errno> {
-        let fast = u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
-        let slow = u32::try_from(slow >> PAGE_SHIFT).map_err(|_| Errno::EINVAL)?;
-        let frames = fast.checked_add(slow).ok_or(Errno::EINVAL)?;
-        let all = nodes + usize::from(slow != 0);
-        // Frame 0 has no owner: number 0 stays free to mean "none".
-        if nodes == 0 || all > MAX_NODES || (fast as usize) < 2 * nodes {
-            return Err(Errno::EINVAL);
+    pub fn tiered(bytes: u64, nodes: usize, slow: u64) -> Result<Self, ConfigError> {
+        let all = nodes.saturating_add(usize::from(slow >> PAGE_SHIFT != 0));
+        if nodes == 0 || all > MAX_NODES {
+            return Err(ConfigError::Nodes { nodes, slow });
+        }
+        let size = ConfigError::Size { bytes, slow, nodes };
+        let frames = |bytes: u64| u32::try_from(bytes >> PAGE_SHIFT).map_err(|_| size);
+        let (fast, slow) = (frames(bytes)?, frames(slow)?);
+        let frames = fast.checked_add(slow).ok_or(size)?;
+        // Frame 0 is unused: the number 0 means "none".
+        if (fast as usize) < LEAST_FRAMES * nodes {
+            return Err(size);
         }
         let bytes = u64::from(frames) << PAGE_SHIFT;
+        let refused = |_| ConfigError::Refused(Errno::ENOMEM);
         let map = MmapOptions::new()
-            .len(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)
+            .len(usize::try_from(bytes).map_err(|_| ConfigError::Refused(Errno::ENOMEM))?)
             .no_reserve_swap()
             .map_anon()
-            .map_err(|_| Errno::ENOMEM)?;
+            .map_err(refused)?;
         let map = MmapRaw::from(map);
         // A host built without huge pages refuses the advice and has no need of it.
         let _ = map.advise(Advice::NoHugePage);
@@ -384,7 +392,8 @@ mod tests {
             memory.regions().iter().map(|it| (it.node, it.first.0, it.frames)).collect();
         assert_eq!(regions, [(0, 1, 49), (1, 50, 50), (2, 100, 400)]);
         assert_eq!(memory.frames(), 500);
-        assert_eq!(Memory::tiered(1 << 20, MAX_NODES, 1 << 20).unwrap_err(), Errno::EINVAL);
+        let error = Memory::tiered(1 << 20, MAX_NODES, 1 << 20).unwrap_err();
+        assert_eq!(Errno::from(error), Errno::EINVAL);
     }
 
     #[test]
@@ -392,7 +401,7 @@ mod tests {
         for (bytes, nodes) in
             [(0, 1), (PAGE_SIZE, 1), (1 << 30, 0), (1 << 30, MAX_NODES + 1), (1 << 46, 1)]
         {
-            assert_eq!(Memory::new(bytes, nodes).unwrap_err(), Errno::EINVAL);
+            assert_eq!(Errno::from(Memory::new(bytes, nodes).unwrap_err()), Errno::EINVAL);
         }
     }
 

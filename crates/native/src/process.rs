@@ -6,12 +6,12 @@
 //! wait inside [`NativeCpu::idle`].
 
 use crate::cpu::{NativeCpu, Stop};
-use crate::machine::{Config, NativeMachine};
+use crate::machine::{Config, ConfigError, NativeMachine};
 use core::cell::Cell;
 use core::fmt;
 use faultless::Census;
 use faultless::audit::{Discrepancy, audit_with};
-use faultless::{Cpu, CpuId, Errno, Error, Object, Shared, Space, ThreadStreams, VirtRange, Vm};
+use faultless::{Cpu, CpuId, Errno, Error, Object, Shared, Space, ThreadStreams, Vm};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 thread_local! {
@@ -37,8 +37,8 @@ impl Native {
     /// A machine, and the subsystem over it.
     ///
     /// # Errors
-    /// `EINVAL` for a configuration out of range, `ENOMEM` when there is too little memory.
-    pub fn new(config: Config) -> Result<Self, Errno> {
+    /// A value of the configuration is out of range, or there is too little memory.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
         let vm = Vm::new(NativeMachine::new(config)?)?;
         // The lowest number comes off the end first.
         let free = (0..config.cpus as u16).rev().map(CpuId).collect();
@@ -62,7 +62,7 @@ impl Native {
     /// # Errors
     /// `ENOMEM` without a frame for its tables; `EAGAIN` on a thread that is running guest code.
     pub fn process(&self) -> Result<Process<'_>, Error> {
-        let space = Space::new(&self.claim("process")?.cpu)?;
+        let space = Space::new(&self.claim(Request::Process)?.cpu)?;
         Ok(Process::new(self, space))
     }
 
@@ -91,7 +91,7 @@ impl Native {
         processes: &[&Process<'_>],
         objects: &[&Shared<Object>],
     ) -> Result<Census, Discrepancy> {
-        let everyone = self.claim_many("audit", self.machine_cpus());
+        let everyone = self.claim_many(Request::Audit, self.machine_cpus());
         let everyone = everyone.expect("an audit waits for all guest code to end");
         everyone.iter().for_each(|claimed| claimed.cpu.drain());
         let spaces: Vec<_> = processes.iter().map(|process| process.space()).collect();
@@ -116,16 +116,21 @@ impl Native {
         self.machine().cpus()
     }
 
-    /// Claims a CPU for this thread, and waits until one is free.
-    pub(crate) fn claim(&self, operation: &'static str) -> Result<Claimed<'_>, Error> {
-        let mut one = self.claim_many(operation, 1)?;
-        one.pop().ok_or_else(|| unavailable(operation))
+    /// A CPU for this thread, waiting until one is free.
+    fn claim(&self, request: Request) -> Result<Claimed<'_>, Error> {
+        let mut one = self.claim_many(request, 1)?;
+        Ok(one.pop().expect("a machine has at least one CPU"))
     }
 
     /// `count` CPUs at once, waiting until as many are free.
-    fn claim_many(&self, operation: &'static str, count: usize) -> Result<Vec<Claimed<'_>>, Error> {
-        if ON_CPU.get() || count > self.machine_cpus() {
-            return Err(unavailable(operation));
+    fn claim_many(&self, request: Request, count: usize) -> Result<Vec<Claimed<'_>>, Error> {
+        if ON_CPU.get() {
+            return Err(unavailable(request.in_guest_code(), Errno::EAGAIN));
+        }
+        if count > self.machine_cpus() {
+            let operation =
+                "run_threads with more threads than the machine has CPUs (Config::cpus)";
+            return Err(unavailable(operation, Errno::EINVAL));
         }
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let enough = self.freed.wait_while(free, |free| free.len() < count);
@@ -141,8 +146,31 @@ impl Native {
     }
 }
 
-fn unavailable(operation: &'static str) -> Error {
-    Error { operation, range: VirtRange::new(0, 0), errno: Errno::EAGAIN }
+/// A request for CPUs.
+#[derive(Clone, Copy)]
+enum Request {
+    Process,
+    Audit,
+    Run,
+    RunThreads,
+    Exit,
+}
+
+impl Request {
+    /// Describes the request on a thread that already runs guest code.
+    fn in_guest_code(self) -> &'static str {
+        match self {
+            Self::Process => "process inside guest code (use NativeCpu::process there)",
+            Self::Audit => "audit inside guest code",
+            Self::Run => "run inside guest code (use NativeCpu::switch there)",
+            Self::RunThreads => "run_threads inside guest code",
+            Self::Exit => "exit inside guest code",
+        }
+    }
+}
+
+fn unavailable(operation: &'static str, errno: Errno) -> Error {
+    Error { operation, range: Error::NO_RANGE, errno }
 }
 
 /// A CPU out of the pool; returned to the pool when dropped.
@@ -195,7 +223,7 @@ struct End<'n>(&'n Native);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        if let Ok(claimed) = self.0.claim("exit") {
+        if let Ok(claimed) = self.0.claim(Request::Exit) {
             claimed.cpu.end_dropped();
         }
     }
@@ -282,7 +310,7 @@ impl<'n> Process<'n> {
         thread: &ThreadStreams,
         guest: impl FnOnce(&mut NativeCpu<'_, 'n>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
-        let claimed = self.native().claim("run")?;
+        let claimed = self.native().claim(Request::Run)?;
         self.run_on(claimed, thread, guest)
     }
 
@@ -304,14 +332,15 @@ impl<'n> Process<'n> {
     /// argument, and waits for all threads. Results are in the order of the numbers.
     ///
     /// # Errors
-    /// The error of the failed thread with the lowest number; `EAGAIN` if the machine has fewer
-    /// CPUs, the host refuses a thread, or this thread is already running guest code.
+    /// The error of the first (by number) of the threads that failed; `EINVAL` if the machine has
+    /// fewer CPUs than `threads`; `EAGAIN` if the host refuses a thread, or this thread already runs
+    /// guest code.
     pub fn run_threads<R: Send>(
         &self,
         threads: usize,
         guest: impl Fn(&mut NativeCpu<'_, 'n>, usize) -> Result<R, Stop> + Sync,
     ) -> Result<Vec<R>, Stop> {
-        let claimed = self.native().claim_many("run", threads)?;
+        let claimed = self.native().claim_many(Request::RunThreads, threads)?;
         let guest = &guest;
         std::thread::scope(|scope| {
             let spawned: Vec<_> = claimed
@@ -324,7 +353,10 @@ impl<'n> Process<'n> {
                             let guest = whole_life(|cpu: &mut _| guest(cpu, number));
                             self.run_on(claimed, &ThreadStreams::new(), guest)
                         })
-                        .map_err(|_| unavailable("run"))
+                        .map_err(|_| {
+                            let operation = "run_threads on a host that refuses another thread";
+                            unavailable(operation, Errno::EAGAIN)
+                        })
                 })
                 .collect();
             let joined: Vec<_> = spawned

@@ -139,11 +139,58 @@ fn a_refused_call_returns_its_name() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn audit_without_a_living_process_names_the_omission() {
+    let native = machine(1);
+    let process = native.process().unwrap();
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+    process
+        .run(|cpu| {
+            let at = cpu.mmap(0, PAGE, Prot::READ | Prot::WRITE, flags)?;
+            Ok(cpu.store(at, 1u64)?)
+        })
+        .unwrap();
+    assert_eq!(
+        native.audit(&[]).unwrap_err().to_string(),
+        "1 page frame recorded, 0 found; is a living space, or an object that no space maps, \
+         missing in the list of the audit?"
+    );
+    native.audit(&[&process]).unwrap();
+}
+
+#[test]
+fn errors_of_run_name_their_cause() {
+    let native = machine(1);
+    let process = native.process().unwrap();
+    let text = |stopped: Result<(), Stop>| match stopped {
+        Err(Stop::Refused(error)) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
     // A second CPU on the same thread would be waited for in vain.
-    let nested = process.run(|_| process.run(|_| Ok(())));
-    assert!(matches!(nested, Err(Stop::Refused(error)) if error.errno == Errno::EAGAIN));
-    let many = process.run_threads(2, |_, _| Ok(()));
-    assert!(matches!(many, Err(Stop::Refused(error)) if error.errno == Errno::EAGAIN));
+    assert_eq!(
+        text(process.run(|_| process.run(|_| Ok(())))),
+        "run inside guest code (use NativeCpu::switch there): EAGAIN"
+    );
+    assert_eq!(
+        text(process.run(|_| process.run_threads(1, |_, _| Ok(())).map(drop))),
+        "run_threads inside guest code: EAGAIN"
+    );
+    assert_eq!(
+        text(process.run(|_| Ok(native.process().map(drop)?))),
+        "process inside guest code (use NativeCpu::process there): EAGAIN"
+    );
+    assert_eq!(
+        text(process.run_threads(2, |_, _| Ok(())).map(drop)),
+        "run_threads with more threads than the machine has CPUs (Config::cpus): EINVAL"
+    );
+    // The range of a call that has a range is printed, even if it is empty.
+    let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
+    assert_eq!(
+        text(process.run(|cpu| Ok(cpu.mmap(0, 0, Prot::READ, flags).map(drop)?))),
+        "mmap 0x0..0x0 (length 0): EINVAL"
+    );
 }
 
 #[test]

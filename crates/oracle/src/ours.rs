@@ -11,7 +11,7 @@ use faultless::{
     Access, Advice, Backing, Copies, Errno, Error, MapFlags, Object, Prot, RemapFlags, Setting,
     Shared, VmaFlags,
 };
-use faultless_native::{Checked, Config, Native, NativeCpu, Process, Signal, Stop};
+use faultless_native::{Checked, Config, ConfigError, Native, NativeCpu, Process, Signal, Stop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The subsystem as a side of the comparison.
@@ -25,9 +25,9 @@ pub struct Ours {
 #[derive(Debug, thiserror::Error)]
 pub enum OursError {
     /// The machine could not be made.
-    #[error("no machine: {0:?}")]
-    Machine(Errno),
-    /// The subsystem panicked: its own check failed, or a check of the machine.
+    #[error("no machine: {0}")]
+    Machine(ConfigError),
+    /// The subsystem panicked: a check of its own failed, or one of the machine's.
     #[error("the subsystem panicked: {0}")]
     Panicked(String),
     /// The books do not balance.
@@ -139,7 +139,7 @@ impl<'n> Case<'n> {
     fn open(&mut self, cpu: &NativeCpu<'_, 'n>) -> Result<(), Stop> {
         for number in self.objects.len()..OBJECTS {
             let made = Object::try_new(cpu.cpu(), OBJECT_PAGES, number as u64 + 1);
-            let range = faultless::VirtRange::new(0, 0);
+            let range = Error::NO_RANGE;
             self.objects.push(made.map_err(|errno| Error { operation: "open", range, errno })?);
         }
         Ok(())

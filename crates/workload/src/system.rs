@@ -13,13 +13,17 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The system refused a call.
-    #[error("{call} of {len} bytes at {addr:#x}: {}", std::io::Error::from_raw_os_error(*errno))]
+    #[error(
+        "{call}{}: {}",
+        if *len == 0 { String::new() } else { format!(" of {len} bytes at {addr:#x}") },
+        std::io::Error::from_raw_os_error(*errno)
+    )]
     Refused {
         /// The call, by its Linux name.
         call: &'static str,
         /// The requested address.
         addr: u64,
-        /// The requested bytes.
+        /// The requested bytes; 0 for a call without a range.
         len: u64,
         /// Linux's error number.
         errno: i32,

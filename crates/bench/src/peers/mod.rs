@@ -188,7 +188,7 @@ impl Bench {
     fn new() -> Result<Self, String> {
         let bytes = 2 * (PAGES + 2048) * PAGE_SIZE;
         let config = Config { memory_bytes: bytes, cpus: 2, populate: true, ..Config::default() };
-        let native = Native::new(config).map_err(|errno| format!("the machine: {errno:?}"))?;
+        let native = Native::new(config).map_err(|error| format!("the machine: {error}"))?;
         // Every page must be a fault.
         native.vm().set(Setting::PrefaultMaxOrder(0));
         let mut memory =

@@ -246,8 +246,8 @@ pub fn waking(effort: Effort, cpus: [usize; 2]) -> Result<[f64; 2], CliError> {
     /// The time after which a thread about to sleep is asleep.
     const ASLEEP: Duration = Duration::from_micros(150);
     let config = Config { memory_bytes: 1 << 20, cpus: 2, ..Config::default() };
-    let machine = NativeMachine::new(config)
-        .map_err(|errno| CliError::failed("a native machine", errno.name()))?;
+    let machine =
+        NativeMachine::new(config).map_err(|error| CliError::failed("a native machine", error))?;
     let woken = Line(AtomicU64::new(0));
     let all = TIMES * effort.rounds as u64;
     let took = together(cpus, [0, 1], |side| {

@@ -166,7 +166,7 @@ impl<M: Machine> Space<M> {
     /// new family.
     pub(super) fn new_of(cpu: &Cpu<'_, M>, parent: Option<&Self>) -> Result<Self, Error> {
         let refused =
-            |_| Error { operation: "new space", range: VirtRange::USER, errno: Errno::ENOMEM };
+            |_| Error { operation: "new space", range: Error::NO_RANGE, errno: Errno::ENOMEM };
         cpu.end_dropped();
         let place = cpu.vm().ended.place().map_err(refused)?;
         let frame = cpu.alloc_table_or_wait().map_err(refused)?;

@@ -47,7 +47,7 @@ impl<M: Machine> Space<M> {
         status: &mut [Result<u8, Errno>],
     ) -> Result<(), Error> {
         self.check_vm(cpu);
-        let refused = |errno| Error { operation: "move_pages", range: VirtRange::USER, errno };
+        let refused = |errno| Error { operation: "move_pages", range: Error::NO_RANGE, errno };
         if pages.len() != status.len() {
             return Err(refused(Errno::EINVAL));
         }

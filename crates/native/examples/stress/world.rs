@@ -145,7 +145,7 @@ pub enum Ended {
 /// # Errors
 /// The mismatch. The machine then keeps its state.
 pub fn run(plan: &Plan, tally: &Tally, control: &Control) -> Result<Ended, String> {
-    let native = Native::new(plan.config).map_err(|errno| format!("no machine: {errno:?}"))?;
+    let native = Native::new(plan.config).map_err(|error| format!("no machine: {error}"))?;
     let native = ManuallyDrop::new(native);
     let ended = catch_unwind(AssertUnwindSafe(|| run_on(&native, plan, tally, control)));
     let ended = ended.unwrap_or_else(|panic| Err(message(&*panic)))?;
