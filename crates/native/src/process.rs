@@ -333,8 +333,8 @@ impl<'n> Process<'n> {
     ///
     /// # Errors
     /// The error of the first (by number) of the threads that failed; `EINVAL` if the machine has
-    /// fewer CPUs than `threads`; `EAGAIN` if the host refuses a thread, or this thread already runs
-    /// guest code.
+    /// fewer CPUs than `threads`; `EAGAIN` if the host refuses a thread, or this thread already
+    /// runs guest code.
     pub fn run_threads<R: Send>(
         &self,
         threads: usize,
