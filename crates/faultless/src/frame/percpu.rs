@@ -190,3 +190,6 @@ impl Magazine {
         out
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

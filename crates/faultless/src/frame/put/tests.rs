@@ -84,3 +84,104 @@ fn a_full_list_accepts_no_batch() {
     let kept = list.len() as u64 + frames.reserved_count();
     assert_eq!(frames.free_count() + kept, sole.len() as u64);
 }
+
+/// Returns the frames of two nodes with one arena each, and the numbers of published frames with
+/// one reference: half of the frames of each node. The other frames are free in their arenas. The
+/// only CPU is on node `home`. Its list is empty, and has room for several batches.
+fn two_nodes(home: u8) -> (Frames, Local, [Vec<u32>; 2]) {
+    let count = if cfg!(miri) { 512 } else { 4096 };
+    let regions = [region(0, 0, count), region(1, 2 * count, count)];
+    // SAFETY: the tests do not access memory.
+    let frames = unsafe { Frames::try_new(1, &regions, |_| home) }.unwrap();
+    // SAFETY: the only `Local`.
+    let local = unsafe { Local::claim(CpuId(0)) };
+    let all: Vec<_> = core::iter::from_fn(|| frames.alloc(&local, &Yield)).collect();
+    let numbers = all.into_iter().map(|frame| frames.publish(frame, Use::Anon, 0, 0).0);
+    let mut nodes = [Vec::new(), Vec::new()];
+    numbers.for_each(|n| nodes[usize::from(frames.node(FrameNumber(n)))].push(n));
+    for numbers in &mut nodes {
+        numbers.sort_unstable();
+        put(&frames, &local, numbers.drain(count as usize / 2..));
+    }
+    frames.drain(&local, &Yield);
+    // A refill raises the limit of the list.
+    let frame = frames.alloc(&local, &Yield).unwrap();
+    frames.free(&local, frame, &Yield);
+    frames.drain(&local, &Yield);
+    let half = u64::from(count / 2);
+    assert_eq!([0, 1].map(|node| frames.census_on(node).free), [half; 2]);
+    (frames, local, nodes)
+}
+
+/// Drops the last references of `numbers` in one call.
+fn put(frames: &Frames, local: &Local, numbers: impl Iterator<Item = u32>) {
+    let numbers: Vec<_> = numbers.map(Cell::new).collect();
+    // SAFETY: there are no tables and no TLBs.
+    unsafe { frames.put_all(local, &numbers, &Yield) };
+}
+
+/// A CPU's lists and its reserve keep frames of the CPU's node only. Frames of the other node
+/// return to their arena at once, also from a batch with frames of both nodes.
+#[test]
+fn cpu_lists_keep_no_frame_of_a_remote_node() {
+    for home in [0, 1] {
+        let remote = 1 - home;
+        for size in [FEW - 1, FEW, BATCH - 1, BATCH, 2 * BATCH] {
+            // The position of the first frame of the home node in the batch, and the distance to
+            // the next frame of the home node. A batch with a distance of 0 has only remote frames.
+            for (first, step) in [(0, 0), (0, 2), (1, 2), (0, size), (size - 1, size)] {
+                let (frames, local, nodes) = two_nodes(home);
+                let [mut near, mut far] =
+                    [home, remote].map(|node| nodes[usize::from(node)].iter().copied());
+                let is_near = |at: usize| step != 0 && at % step == first % step;
+                let free = [home, remote].map(|node| frames.census_on(node).free);
+                let batch: Vec<_> = (0..size)
+                    .filter_map(|at| if is_near(at) { near.next() } else { far.next() })
+                    .collect();
+                put(&frames, &local, batch.iter().copied());
+                let case = std::format!("home {home}, {size} frames, {first} and each {step}");
+                let (near, far) = (frames.census_on(home), frames.census_on(remote));
+                let remotes = batch.iter().filter(|n| frames.node(FrameNumber(**n)) == remote);
+                let remotes = remotes.count() as u64;
+                assert_eq!((far.pooled, far.free), (0, free[1] + remotes), "{case}: {far:?}");
+                assert_eq!(frames.free_on(remote, &Yield), far.free, "{case}");
+                let nears = size as u64 - remotes;
+                assert_eq!(near.pooled + near.free, free[0] + nears, "{case}: {near:?}");
+                frames.checked_census(&Yield).unwrap();
+            }
+        }
+    }
+}
+
+/// Batches of the CPU's node fill the CPU's list. So the test of remote frames can fail.
+#[test]
+fn cpu_lists_keep_frames_of_their_node() {
+    let (frames, local, [near, _]) = two_nodes(0);
+    put(&frames, &local, near[..2].iter().copied());
+    put(&frames, &local, near[2..2 + FEW].iter().copied());
+    let kept = frames.census_on(0).pooled;
+    let full = frames.stocks.get(&local).clean.len() as u64;
+    assert!(kept != 0 && kept == full, "{kept} frames, {full} in the list");
+}
+
+/// After a refill of a single frame, the list is full at two frames. A batch of any size leaves at
+/// most two frames in the list.
+#[test]
+fn batches_keep_a_list_small_when_memory_is_short() {
+    for size in [FEW, BATCH - 1, BATCH] {
+        // SAFETY: this test does not access memory.
+        let frames = unsafe { Frames::try_new(1, &[region(0, 0, 256)], |_| 0) }.unwrap();
+        // SAFETY: the only `Local`.
+        let local = unsafe { Local::claim(CpuId(0)) };
+        let all: Vec<_> = core::iter::from_fn(|| frames.alloc(&local, &Yield)).collect();
+        let numbers: Vec<_> =
+            all.into_iter().map(|frame| frames.publish(frame, Use::Anon, 0, 0).0).collect();
+        let list = &frames.stocks.get(&local).clean;
+        for batch in numbers.chunks(size) {
+            put(&frames, &local, batch.iter().copied());
+            assert!(list.len() <= 2, "{} frames after a batch of {size}", list.len());
+        }
+        let census = frames.checked_census(&Yield).unwrap();
+        assert_eq!((census.free, census.pooled), (256 - list.len() as u64, list.len() as u64));
+    }
+}
