@@ -157,3 +157,6 @@ impl Shared<Object> {
         page - below..page + above
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
