@@ -239,7 +239,14 @@ fn two_stores_to_one_page_are_charged_once() {
             vm.set(Setting::FileLimit(page + 1));
             meet();
             if page % 3 == own {
-                write_object(cpu, &file, page, own).unwrap();
+                let written = loop {
+                    match write_object(cpu, &file, page, own) {
+                        // The other CPU reads the page in.
+                        Err(Errno::EAGAIN) => std::thread::yield_now(),
+                        written => break written,
+                    }
+                };
+                written.unwrap();
             } else {
                 store(cpu, &space, AT + page * P, own).unwrap();
             }
