@@ -299,12 +299,16 @@ mod tests {
         between(50.0, faults.touch, 1e6);
         between(20.0, faults.call, 1e6);
         assert!(faults.exception() <= faults.touch);
-        let single = life(Way::Single).expect("memory").expect("each page faults");
-        let populated = life(Way::Populated).expect("memory").expect("no page faults");
-        between(50.0, single, 1e6);
-        between(-1e4, populated, 1e6);
+        // The median of five: a busy host disturbs single measurements.
+        let typical = |way| {
+            let mut costs: Vec<f64> = (0..5).filter_map(|_| life(way).expect("memory")).collect();
+            costs.sort_by(f64::total_cmp);
+            costs.get(costs.len() / 2).copied()
+        };
+        between(50.0, typical(Way::Single).expect("each page faults"), 1e6);
+        between(-1e4, typical(Way::Populated).expect("no page faults"), 1e6);
         // Skipped if the kernel returned other addresses.
-        if let Some(shared) = life(Way::Shared).expect("memory") {
+        if let Some(shared) = typical(Way::Shared) {
             between(50.0, shared, 1e6);
         }
     }
