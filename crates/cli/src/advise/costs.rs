@@ -200,7 +200,9 @@ impl Costs {
         if let Some(page) = fresh.or(self.folios[usize::from(order)]) {
             return (page * pages, true);
         }
-        let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing).clamp(0.0, self.page);
+        // A cost that was measured on a busy host may be negative.
+        let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing);
+        let each = each.min(self.page).max(0.0);
         (FOLIO * (self.page - each) + each * pages, false)
     }
 
@@ -345,6 +347,15 @@ pub mod tests {
         assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
         assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
         assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
+    }
+
+    #[test]
+    fn negative_cost_of_a_busy_host_is_no_panic() {
+        let mut meter = Meter::new(false, true).expect("memory");
+        meter.round().expect("memory");
+        let costs =
+            Costs { page: -7552.0, fresh: None, folios: Default::default(), ..meter.costs() };
+        assert!(costs.folio(4).0.is_finite());
     }
 
     #[test]
