@@ -159,12 +159,12 @@ impl Memory {
             return Err(size);
         }
         let bytes = u64::from(frames) << PAGE_SHIFT;
-        let refused = |_| ConfigError::Refused(Errno::ENOMEM);
+        let refused = ConfigError::Refused(Errno::ENOMEM);
         let map = MmapOptions::new()
-            .len(usize::try_from(bytes).map_err(|_| ConfigError::Refused(Errno::ENOMEM))?)
+            .len(usize::try_from(bytes).map_err(|_| refused)?)
             .no_reserve_swap()
             .map_anon()
-            .map_err(refused)?;
+            .map_err(|_| refused)?;
         let map = MmapRaw::from(map);
         // A host built without huge pages refuses the advice and has no need of it.
         let _ = map.advise(Advice::NoHugePage);
