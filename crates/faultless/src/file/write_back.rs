@@ -273,9 +273,10 @@ impl Shared<Object> {
             // SAFETY: the object's tables are unlinked only when no share is left.
             unsafe {
                 each_page(cpu, self.top(), pages, |_, slot| {
-                    let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
-                    self.charge_always(cpu, slot);
-                    if !self.charged {
+                    if self.charged {
+                        self.charge_always(cpu, slot);
+                    } else {
+                        let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
                         protocol::settle(slot, cpu, mark);
                     }
                 });
