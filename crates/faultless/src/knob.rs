@@ -192,12 +192,12 @@ const MOST_FRAMES: u64 = 1 << 40;
 const MOST_AREAS: u64 = i32::MAX as u64;
 /// With this number of mappings a CPU hardly ever returns from its region.
 const MOST_APART: u64 = 1 << 16;
-/// One in models, so that they cover both cases.
+/// 1 in models, to cover both cases.
 const DEFAULT_APART: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 256 };
 /// The largest `shard_after`: with this value a tree is hardly ever parted.
 const MOST_TURNS: u64 = 1 << 16;
-/// With this number of turns, their extra cost equals the cost of dividing a small tree. One in
-/// models, so that they divide trees.
+/// With this number of turns, their extra cost equals the cost of dividing a small tree. 1 in
+/// models, to divide trees there.
 const DEFAULT_TURNS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 4 };
 
 /// The current values of the knobs, except `frame_limit` and `zeroed_pool`, which are stored with

@@ -10,7 +10,7 @@ use crate::table::Entry;
 use crate::table::node;
 use crate::vm::Cpu;
 
-/// What one page of a space maps.
+/// The mapping of one page of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageInfo {
@@ -21,7 +21,7 @@ pub struct PageInfo {
     /// The number of mappings of the frame in all spaces, at least 1; always 1 for the zero page
     /// and device memory. A CPU that looks at the page counts as a mapping for that moment.
     pub mappings: u32,
-    /// Whether the frame has no other mapping. False for the zero page and device memory.
+    /// True if the frame has a single mapping. False for the zero page and device memory.
     pub exclusive: bool,
     /// Whether a [pin](Space::pin) keeps the page.
     pub pinned: bool,

@@ -1,4 +1,4 @@
-//! What remains of a space that was dropped.
+//! The remains of a dropped space.
 
 use super::fixed::Core;
 use super::tree::Tree;
@@ -7,7 +7,7 @@ use crate::fault::prefault::history::HistoryCell;
 use crate::heap::Shared;
 use alloc::boxed::Box;
 
-/// What remains of a space that was dropped, and that no CPU runs.
+/// The remains of a dropped space, which no CPU runs.
 ///
 /// Dropping a `Remains` frees only its memory on the heap: the subsystem of the frames is gone.
 #[derive(Debug)]

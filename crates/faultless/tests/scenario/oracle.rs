@@ -5,7 +5,7 @@
 //! changes a page at some moment between its begin and its end. Until the end, both outcomes are
 //! allowed.
 //!
-//! Whatever its value, a page is in one frame at a time: after a program has used a new frame of
+//! A page of any value is in one frame at a time: after a program has used a new frame of
 //! the page, no program uses the old frame.
 
 use faultless::{FrameNumber, Prot, SpaceId};
