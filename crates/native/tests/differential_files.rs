@@ -214,8 +214,9 @@ fn files_match_linux() {
     assert!(missing.is_empty(), "never seen: {missing:?}");
     let Seen { bus, segv, behind_end, files, dropped, leaves, splits, collapsed } = seen;
     assert!(collapsed > 0, "{seen:?}");
-    assert!(
-        [bus, segv, behind_end, files, dropped, leaves, splits].iter().all(|count| *count > 50)
-    );
+    let common = [bus, segv, behind_end, files, dropped];
+    assert!(common.iter().all(|count| *count > operations / 600), "{seen:?}");
+    // One round of sixteen has a file with huge text.
+    assert!([leaves, splits].iter().all(|count| *count > operations / 6000), "{seen:?}");
     assert_eq!(totals.get(Counter::WriteBackLost), 0);
 }
