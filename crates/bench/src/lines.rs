@@ -239,7 +239,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
     let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
     let page = |cpu: usize, at: u64| table + (2 * at + cpu as u64) * STRIDE * PAGE_SIZE;
     let touch = |cpu: usize, addr: u64, access: Access| {
-        space.fault(&cpus[cpu], addr, access).map_err(|error| format!("{error:?}"))
+        space.fault_remote(&cpus[cpu], addr, access).map_err(|error| format!("{error:?}"))
     };
     // Tables, the anon_vma, and the CPUs' lists of frames.
     for (number, cpu) in cpus.iter().enumerate() {
@@ -333,7 +333,7 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
         space.activate(cpu);
         for addr in pages_from(start) {
             if !vm.machine().access(space.root(), addr) {
-                let fault = || space.fault_of(cpu, &thread, addr, Access::Write);
+                let fault = || space.fault(cpu, &thread, addr, Access::Write);
                 let (served, lines) = listening(fault);
                 served.map_err(|error| format!("{error:?}"))?;
                 let frames = pages_from(addr).map(|addr| frame_at(&vm, &space, addr));

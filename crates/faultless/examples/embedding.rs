@@ -88,7 +88,7 @@ fn page_fault(
     addr: u64,
     access: Access,
 ) -> Verdict {
-    match space.fault_of(cpu, thread, addr, access) {
+    match space.fault(cpu, thread, addr, access) {
         Ok(FaultKind::Pending) => cpu.pending_read().map_or(Verdict::Retry, Verdict::Sleep),
         Ok(_) => Verdict::Retry,
         Err(error) => Verdict::Fail(error),

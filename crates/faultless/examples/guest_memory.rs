@@ -113,7 +113,7 @@ impl Guest {
                 let frame = &cpu.vm().machine().memory[to.frame.0 as usize];
                 return Ok(&frame.0[to.offset / 8]);
             }
-            self.memory.fault(cpu, addr, access)?;
+            self.memory.fault_remote(cpu, addr, access)?;
         }
     }
 

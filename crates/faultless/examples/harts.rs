@@ -179,7 +179,7 @@ impl<'a> Hart<'a> {
                 state.with_tlb(|tlb| tlb[slot] = Some(Cached { page, access, frame }));
                 return Ok(word(frame));
             }
-            self.space.fault_of(self.cpu, &self.thread, addr, access)?;
+            self.space.fault(self.cpu, &self.thread, addr, access)?;
         }
     }
 

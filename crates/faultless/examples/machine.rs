@@ -85,7 +85,7 @@ impl<'a> Program<'a> {
                 let frame = &self.cpu.vm().machine().memory[to.frame.0 as usize];
                 return Ok(&frame.0[to.offset / 8]);
             }
-            self.space.fault_of(self.cpu, &self.thread, addr, access)?;
+            self.space.fault(self.cpu, &self.thread, addr, access)?;
         }
     }
 

@@ -130,7 +130,7 @@ impl<'a> Program<'a> {
                 let frame = &self.cpu.vm().machine().memory[to.frame.0 as usize];
                 return Ok(&frame.0[to.offset / 8]);
             }
-            let fault = self.space.fault_of(self.cpu, &self.thread, addr, access)?;
+            let fault = self.space.fault(self.cpu, &self.thread, addr, access)?;
             // With a device that reads later, other threads would run until the read ends.
             assert!(!matches!(fault, FaultKind::Pending), "this area has its data at hand");
         }

@@ -40,7 +40,7 @@
 //! let at = space.mmap(&cpu, 0, 1 << 20, Prot::READ | Prot::WRITE, flags)?;
 //! space.activate(&cpu); // and load the page-table base with `space.root()`
 //! let thread = ThreadStreams::new(); // one for each thread of your programs
-//! space.fault_of(&cpu, &thread, at, Access::Write).unwrap(); // what your page-fault handler calls
+//! space.fault(&cpu, &thread, at, Access::Write).unwrap(); // what your page-fault handler calls
 //! print!("{}{}", space.maps(&cpu), vm.totals());
 //! unsafe { space.deactivate(&cpu) }; // once another root is loaded
 //! space.exit(&cpu);
@@ -53,7 +53,7 @@
 //! runs one space at a time, from [`Space::activate`] to [`Space::deactivate`].
 //!
 //! A **fault** is an access that the MMU could not translate. The kernel's handler calls
-//! [`Space::fault_of`], which finds the VMA, prepares a page and installs its page-table entry;
+//! [`Space::fault`], which finds the VMA, prepares a page and installs its page-table entry;
 //! then the access is retried.
 //!
 //! A fault takes no lock, so an `munmap` may run concurrently on another CPU. Each VMA has a

@@ -33,7 +33,7 @@ struct Side<'a> {
 impl Side<'_> {
     /// The first fetch, in a space without a leaf.
     fn fetch(&self, space: usize) {
-        let served = self.spaces[space].fault(self.cpu, page(AT), Access::Execute);
+        let served = self.spaces[space].fault_remote(self.cpu, page(AT), Access::Execute);
         assert!(matches!(served, Ok(FaultKind::Huge | FaultKind::Shared)), "{served:?}");
     }
 

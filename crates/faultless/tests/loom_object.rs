@@ -161,12 +161,12 @@ fn a_first_touch_against_revocation(kind: MapFlags, access: Access, locking: Loc
             (kind | MapFlags::FIXED, Backing { object: &object, first: 0, may_write: true });
         let rw = Prot::READ | Prot::WRITE;
         space.mmap_object(&here, page(AT), page(2), rw, flags, backing).unwrap();
-        space.fault(&here, page(AT), access).unwrap();
+        space.fault_remote(&here, page(AT), access).unwrap();
         let other = {
             let (vm, space): (Arc<Vm<Toy>>, _) = (Arc::clone(&vm), Arc::clone(&space));
             thread::spawn(move || {
                 let there = cpu(&vm, CpuId(1));
-                let _ = space.fault(&there, page(AT + 1), access);
+                let _ = space.fault_remote(&there, page(AT + 1), access);
                 there.drain();
             })
         };

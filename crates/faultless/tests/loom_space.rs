@@ -36,7 +36,7 @@ fn a_program_against_reuse() {
         mapped,
         |stage| {
             stage.space.munmap(stage.cpu, page(16), page(2)).unwrap();
-            stage.space.fault(stage.cpu, page(21), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(21), Access::Write).unwrap();
         },
         |stage| {
             running(stage, || {
@@ -63,7 +63,7 @@ fn a_program_against_a_discard() {
         mapped,
         |stage| {
             stage.space.madvise(stage.cpu, page(16), page(2), Advice::DontNeed).unwrap();
-            stage.space.fault(stage.cpu, page(21), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(21), Access::Write).unwrap();
         },
         |stage| {
             running(stage, || {
@@ -88,7 +88,7 @@ fn a_program_that_leaves() {
         mapped,
         |stage| {
             stage.space.munmap(stage.cpu, page(16), page(2)).unwrap();
-            stage.space.fault(stage.cpu, page(21), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(21), Access::Write).unwrap();
         },
         |stage| {
             running(stage, || _ = stage.load(16));

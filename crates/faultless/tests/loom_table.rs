@@ -25,7 +25,7 @@ const BOUND: Option<usize> = Some(3);
 fn neighbours(stage: &Stage<'_>) {
     map(stage, 16, 4);
     map(stage, 20, 4);
-    stage.space.fault(stage.cpu, page(20), Access::Write).unwrap();
+    stage.space.fault_remote(stage.cpu, page(20), Access::Write).unwrap();
 }
 
 /// A fault publishes the table of a VMA during the unmapping of the VMA.
@@ -35,7 +35,7 @@ fn publication_against_unmap() {
         neighbours,
         |stage| stage.space.munmap(stage.cpu, page(16), page(4)).unwrap(),
         |stage| {
-            let _ = stage.space.fault(stage.cpu, page(16), Access::Write);
+            let _ = stage.space.fault_remote(stage.cpu, page(16), Access::Write);
         },
         // The root, one table of each level, and the last-level table of the remaining VMA.
         |census| assert_eq!(census.tables, 4, "a table without a VMA"),
@@ -53,7 +53,7 @@ fn two_halves_of_a_table() {
         BOUND,
         |stage| {
             neighbours(stage);
-            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(16), Access::Write).unwrap();
         },
         |stage| stage.space.munmap(stage.cpu, page(16), page(2)).unwrap(),
         |stage| stage.space.munmap(stage.cpu, page(18), page(2)).unwrap(),
@@ -72,7 +72,7 @@ fn a_move_out_of_half_of_a_table() {
         Some(2),
         |stage| {
             neighbours(stage);
-            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(16), Access::Write).unwrap();
         },
         |stage| {
             let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
@@ -97,7 +97,7 @@ fn a_walk_against_reuse() {
         |stage| {
             neighbours(stage);
             // There is a table, in which the entry of the other page is empty.
-            stage.space.fault(stage.cpu, page(16), Access::Write).unwrap();
+            stage.space.fault_remote(stage.cpu, page(16), Access::Write).unwrap();
         },
         |stage| {
             stage.space.munmap(stage.cpu, page(16), page(4)).unwrap();
@@ -109,7 +109,7 @@ fn a_walk_against_reuse() {
             }
         },
         |stage| {
-            let _ = stage.space.fault(stage.cpu, page(18), Access::Write);
+            let _ = stage.space.fault_remote(stage.cpu, page(18), Access::Write);
         },
         |_| {},
     );

@@ -160,7 +160,7 @@ fn a_stack_in_one_shard_after_another() {
     });
     world.run(&[
         (&space, &|guest| {
-            let served = guest.space.fault(guest.cpu, page(NEXT - 40), Access::Read);
+            let served = guest.space.fault_remote(guest.cpu, page(NEXT - 40), Access::Read);
             assert!(!matches!(served, Err(FaultError::Segv { .. })), "{served:?}");
         }),
         (&space, &|guest| {

@@ -73,7 +73,7 @@ fn changes_against_a_visiting_cpu() {
             guest.switch(&space, |guest| {
                 // A page unmapped before the end of the fault does not exist: the audit checks this
                 // at the end.
-                let _ = space.fault(guest.cpu, page(8), Access::Write);
+                let _ = space.fault_remote(guest.cpu, page(8), Access::Write);
                 guest.store(page(0), 10).unwrap();
             });
             guest.store(page(1), 12).unwrap();
@@ -94,7 +94,7 @@ fn a_try_to_own_against_a_beginning_cpu() {
             for _ in 0..2 {
                 guest.switch(&space, |guest| {
                     for _ in 0..2 {
-                        let _ = space.fault(guest.cpu, page(8), Access::Write);
+                        let _ = space.fault_remote(guest.cpu, page(8), Access::Write);
                     }
                 });
             }
@@ -133,7 +133,7 @@ fn changes_against_a_claim() {
         (&elsewhere, &|guest| {
             let advice = Advice::DontNeed;
             let _ = space.madvise(guest.cpu, page(0), 3 * 4096, advice);
-            space.fault(guest.cpu, page(4), Access::Write).unwrap();
+            space.fault_remote(guest.cpu, page(4), Access::Write).unwrap();
         }),
     ]);
     world.finish(vec![space, elsewhere]);

@@ -305,7 +305,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
                     if addr < CANONICAL_END {
                         self.state.tlb.forget(addr);
                     }
-                    let served = self.space().fault_of(self.cpu, self.thread, addr, access);
+                    let served = self.space().fault(self.cpu, self.thread, addr, access);
                     let kind = served.map_err(|error| Signal::new(addr, error))?;
                     if kind == FaultKind::Pending {
                         // The thread is the CPU, and has no other work.

@@ -332,7 +332,7 @@ impl<'a> VirtualCpu<'a> {
                 tlb.forget(addr);
             }
             let served = self.serve(Operation::Fault, simulation.costs.fault, || {
-                self.space().fault_of(self.cpu, self.thread, addr, wanted)
+                self.space().fault(self.cpu, self.thread, addr, wanted)
             });
             let kind = served.map_err(|error| Stop::Signal { addr, error })?;
             if kind == FaultKind::Pending {

@@ -1,8 +1,8 @@
 //! The handlers called by the entries: page faults first, then everything else.
 //!
 //! A page fault of the program, or of a copy from or to the program's memory, goes to
-//! [`Space::fault_of`](faultless::Space::fault_of) of the space that this CPU runs. (A copy without
-//! a running task goes to [`Space::fault`](faultless::Space::fault).) A fault that cannot be served
+//! [`Space::fault`](faultless::Space::fault) of the space that this CPU runs. (A copy without
+//! a running task goes to [`Space::fault_remote`](faultless::Space::fault_remote).) A fault that cannot be served
 //! goes to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any other page fault in
 //! the kernel is fatal.
 //!
@@ -58,7 +58,7 @@ extern "C" fn page_fault(frame: &mut TrapFrame) {
         && let Some(space) = running(here)
         && let Some(task) = task::running(here)
     {
-        match space.fault_of(here.cpu(), &task.streams, addr, access) {
+        match space.fault(here.cpu(), &task.streams, addr, access) {
             Ok(FaultKind::Pending) => kernel::pending(frame, addr, access),
             Ok(_) => task.count_fault(),
             Err(refusal) => refuse(frame, addr, access, refusal),
@@ -86,8 +86,8 @@ fn serve(
     access: Access,
 ) -> Result<FaultKind, FaultError> {
     match task::running(here) {
-        Some(task) => space.fault_of(here.cpu(), &task.streams, addr, access),
-        None => space.fault(here.cpu(), addr, access),
+        Some(task) => space.fault(here.cpu(), &task.streams, addr, access),
+        None => space.fault_remote(here.cpu(), addr, access),
     }
 }
 

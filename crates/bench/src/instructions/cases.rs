@@ -27,7 +27,7 @@ const HUGE: u64 = 512;
 pub(super) const CALL_PAGES: u64 = 16;
 /// The symbols between whose entry and return instructions are counted.
 pub const COUNTED: [&str; 3] =
-    ["faultless_bench_fault", "faultless_bench_fault_of", "faultless_bench_call"];
+    ["faultless_bench_fault_remote", "faultless_bench_fault", "faultless_bench_call"];
 /// The symbol whose return ends a case.
 pub const CASE_END: &str = "faultless_bench_case_end";
 
@@ -550,7 +550,7 @@ impl Case {
         if self.what == What::HugeMap {
             map(&other)?;
             for first in (0..PAGES).step_by(HUGE as usize) {
-                let fetched = other.fault(run.cpu, at + first * PAGE_SIZE, access);
+                let fetched = other.fault_remote(run.cpu, at + first * PAGE_SIZE, access);
                 fetched.map_err(|error| error.to_string())?;
             }
         }

@@ -21,25 +21,25 @@ pub(super) type BareCpu<'v> = Cpu<'v, BareMachine>;
 /// Makes one fault, as a machine's trap handler would.
 #[inline(never)]
 #[unsafe(no_mangle)]
-fn faultless_bench_fault(
+fn faultless_bench_fault_remote(
     space: &BareSpace,
     cpu: &BareCpu<'_>,
     addr: u64,
     access: Access,
 ) -> Result<FaultKind, FaultError> {
-    space.fault(cpu, addr, access)
+    space.fault_remote(cpu, addr, access)
 }
 
 /// Makes one fault of a thread with prefault.
 #[inline(never)]
 #[unsafe(no_mangle)]
-fn faultless_bench_fault_of(
+fn faultless_bench_fault(
     space: &BareSpace,
     cpu: &BareCpu<'_>,
     thread: &ThreadStreams,
     addr: u64,
 ) -> Result<FaultKind, FaultError> {
-    space.fault_of(cpu, thread, addr, Access::Write)
+    space.fault(cpu, thread, addr, Access::Write)
 }
 
 /// Makes one call of the subsystem.
@@ -92,7 +92,10 @@ impl Run<'_, '_> {
 
     /// Faults one page in.
     pub(super) fn fault(&self, addr: u64, access: Access) -> Result<(), String> {
-        self.space.fault(self.cpu, addr, access).map(drop).map_err(|error| format!("{error:?}"))
+        self.space
+            .fault_remote(self.cpu, addr, access)
+            .map(drop)
+            .map_err(|error| format!("{error:?}"))
     }
 
     /// Makes a call once to create its prerequisites, and then [`CALLS`] times, counted.
@@ -120,7 +123,7 @@ impl Run<'_, '_> {
     ) -> Result<(), String> {
         for page in 0..count {
             let addr = area + page * step * PAGE_SIZE;
-            faultless_bench_fault(self.space, self.cpu, addr, access)
+            faultless_bench_fault_remote(self.space, self.cpu, addr, access)
                 .map_err(|error| format!("{error:?}"))?;
         }
         Ok(())
@@ -141,7 +144,7 @@ impl Run<'_, '_> {
         for addr in (0..PAGES).map(|at| area + place(at) * PAGE_SIZE) {
             let access = || vm.machine().access(self.space.root(), addr);
             if !access() {
-                faultless_bench_fault_of(self.space, self.cpu, &thread, addr)
+                faultless_bench_fault(self.space, self.cpu, &thread, addr)
                     .map_err(|error| format!("{error:?}"))?;
                 faults += 1;
                 if !access() {

@@ -157,7 +157,7 @@ impl Parts<'_> {
 
     fn touch(&self, cpu: &Cpu<'_, BareMachine>, at: u64) -> Result<(), String> {
         (at..at + PART).step_by(PAGE_SIZE as usize).try_for_each(|page| {
-            let served = self.space.fault(cpu, page, Access::Write);
+            let served = self.space.fault_remote(cpu, page, Access::Write);
             served.map(drop).map_err(|error| format!("{error:?}"))
         })
     }

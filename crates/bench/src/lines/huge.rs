@@ -57,7 +57,7 @@ fn map(
 
 /// Fetches, which creates a huge leaf at `at`.
 fn fetch(cpu: &Cpu<'_, BareMachine>, space: &Space<BareMachine>, at: u64) -> Result<(), String> {
-    match space.fault(cpu, at + 5 * PAGE_SIZE, Access::Execute) {
+    match space.fault_remote(cpu, at + 5 * PAGE_SIZE, Access::Execute) {
         Ok(FaultKind::Huge) => Ok(()),
         other => Err(format!("a fetch was served as {other:?}")),
     }

@@ -277,7 +277,7 @@ fn our_chunk(
             for page in chunk * CHUNK..(chunk + 1) * CHUNK {
                 cpu.poll();
                 let addr = base + page * PAGE_SIZE;
-                if process.space().fault(cpu.cpu(), addr, access).is_err() {
+                if process.space().fault_remote(cpu.cpu(), addr, access).is_err() {
                     // The access receives the signal of the fault.
                     cpu.touch(addr, access)?;
                 }

@@ -131,7 +131,7 @@ impl<M: Machine> Space<M> {
     /// Serves a page fault at `addr` that was not caused by an access of the running thread: for
     /// example, a debugger reads the memory of another program. The call maps the faulting page
     /// (and, for a file, the pages around it), and no predictor learns from the fault. A page-fault
-    /// handler calls [`fault_of`](Self::fault_of); a kernel without threads, whose programs are
+    /// handler calls [`fault`](Self::fault); a kernel without threads, whose programs are
     /// CPUs, may use this call instead.
     ///
     /// `Ok` means that the access should be retried; after [`FaultKind::Pending`], once the page
@@ -140,7 +140,7 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// The error to report to the program; see [`FaultError`].
     #[inline]
-    pub fn fault(
+    pub fn fault_remote(
         &self,
         cpu: &Cpu<'_, M>,
         addr: u64,
@@ -150,11 +150,11 @@ impl<M: Machine> Space<M> {
     }
 
     /// Serves a fault at `page` on behalf of a call, without an access by a program. Differs from
-    /// [`fault`](Self::fault) in two ways: no stack grows for an unmapped page, and the call waits
+    /// [`fault_remote`](Self::fault_remote) in two ways: no stack grows for an unmapped page, and the call waits
     /// for a page that is being read.
     ///
     /// # Errors
-    /// As [`fault`](Self::fault).
+    /// As [`fault_remote`](Self::fault_remote).
     #[inline(never)]
     pub(crate) fn fault_mapped(
         &self,
@@ -173,7 +173,7 @@ impl<M: Machine> Space<M> {
     /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages
     /// that the thread is predicted to use next. The fault maps at most 2^`prefault_max_order`
     /// pages. A page-fault handler calls this function with the `thread` of the running thread; for
-    /// other accesses use [`fault`](Self::fault). Each thread has its own `thread`. A thread that
+    /// other accesses use [`fault_remote`](Self::fault_remote). Each thread has its own `thread`. A thread that
     /// forks [resets](prefault::ThreadStreams::reset) its predictor; a thread that ends or starts
     /// another program [leaves](Self::thread_leaves) the space. Calls that unmap pages should be
     /// made [on behalf of the thread](Cpu::for_thread).
@@ -184,7 +184,7 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// The error to report to the program; see [`FaultError`].
     #[inline]
-    pub fn fault_of(
+    pub fn fault(
         &self,
         cpu: &Cpu<'_, M>,
         thread: &ThreadPredictor<M>,

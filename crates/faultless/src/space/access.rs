@@ -110,7 +110,7 @@ impl<M: Machine> Space<M> {
 
     /// Performs the walk of an MMU for an `access` to `addr` without a TLB entry: sets the accessed
     /// bit, and for a store the dirty bit, and returns the translation. `None`: the access
-    /// [faults](Self::fault_of).
+    /// [faults](Self::fault).
     ///
     /// For machines with a software MMU. The translation is valid on a CPU that
     /// [runs](Self::activate) the space, until the CPU [serves flushes](Cpu::serve_flushes) or

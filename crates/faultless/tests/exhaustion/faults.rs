@@ -22,7 +22,7 @@ fn exhaust_fault(
     may_fail: bool,
 ) {
     let call = |cpu: &TestCpu<'_>, world: &mut World| {
-        let got = world.spaces[0].fault(cpu, AT + page * P, access)?;
+        let got = world.spaces[0].fault_remote(cpu, AT + page * P, access)?;
         assert_eq!(got, kind);
         Ok::<_, Refused>(())
     };
@@ -67,7 +67,7 @@ fn faults_on_present_private_pages() {
     let forked = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);
         [0, 2].into_iter().for_each(|page| world.store(cpu, page, 7));
-        world.spaces[0].fault(cpu, AT + P, Access::Read).unwrap();
+        world.spaces[0].fault_remote(cpu, AT + P, Access::Read).unwrap();
         let child = world.spaces[0].fork(cpu).unwrap();
         world.spaces.push(child);
     };
@@ -82,7 +82,7 @@ fn faults_on_present_private_pages() {
     // A mapping that was only read has no root.
     let read = |cpu: &TestCpu<'_>, world: &mut World| {
         world.map(cpu, 0, 4, RW, PRIVATE);
-        world.spaces[0].fault(cpu, AT, Access::Read).unwrap();
+        world.spaces[0].fault_remote(cpu, AT, Access::Read).unwrap();
     };
     exhaust_fault("first page after zeros", &read, 0, Access::Write, FaultKind::Copy, true);
 }
@@ -120,7 +120,7 @@ fn faults_on_object_pages() {
     }
     let mapped = |cpu: &TestCpu<'_>, world: &mut World| {
         object(cpu, world, MapFlags::PRIVATE, 0, 0);
-        world.spaces[0].fault(cpu, AT, Access::Read).unwrap();
+        world.spaces[0].fault_remote(cpu, AT, Access::Read).unwrap();
     };
     exhaust_fault("object copied", &mapped, 0, Access::Write, FaultKind::Copy, true);
 }
@@ -163,7 +163,7 @@ fn faults_that_grow_a_stack() {
     // As far as the next table, too. A stack that has grown stays so.
     for page in [1999, 1400] {
         let call = |cpu: &TestCpu<'_>, world: &mut World| {
-            world.spaces[0].fault(cpu, AT + page * P, Access::Write)?;
+            world.spaces[0].fault_remote(cpu, AT + page * P, Access::Write)?;
             Ok::<_, Refused>(())
         };
         exhaust(&Case {

@@ -314,6 +314,6 @@ pub(crate) fn store(
             unsafe { cpu.vm().machine().frame_bytes(frame).cast::<u64>().write(value) };
             return Ok(());
         }
-        space.fault(cpu, addr, Access::Write)?;
+        space.fault_remote(cpu, addr, Access::Write)?;
     }
 }

@@ -96,7 +96,7 @@ fn exhaust_huge(
 }
 
 fn fetch(cpu: &TestCpu<'_>, world: &World) -> Result<(), FaultError> {
-    let kind = world.spaces[0].fault(cpu, AT + 9 * P, Access::Execute)?;
+    let kind = world.spaces[0].fault_remote(cpu, AT + 9 * P, Access::Execute)?;
     assert!(matches!(kind, FaultKind::Huge | FaultKind::Shared | FaultKind::Spurious), "{kind:?}");
     Ok(())
 }

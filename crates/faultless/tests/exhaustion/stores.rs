@@ -114,7 +114,7 @@ fn faults_that_read_from_the_store() {
                 world.map_object(cpu, away, 4, flags | MapFlags::FIXED, 2);
             };
             let call = |cpu: &TestCpu<'_>, world: &mut World| {
-                let got = world.spaces[0].fault(cpu, AT + (away + 1) * P, access)?;
+                let got = world.spaces[0].fault_remote(cpu, AT + (away + 1) * P, access)?;
                 assert_eq!(got, kind);
                 Ok::<_, Refused>(())
             };
@@ -273,7 +273,7 @@ fn evictions_of_pages_with_many_mappings() {
         for at in 0..MAPPINGS {
             world.map_object(&cpu, 2 * at, 1, MapFlags::SHARED | MapFlags::FIXED, 0);
             assert_eq!(
-                world.spaces[0].fault(&cpu, AT + 2 * at * P, Access::Read),
+                world.spaces[0].fault_remote(&cpu, AT + 2 * at * P, Access::Read),
                 Ok(FaultKind::Shared)
             );
         }
@@ -309,8 +309,8 @@ fn retired_memory_is_freed_for_a_read() {
         file(&cpu, &mut world);
         world.map_object(&cpu, 0, PAGES as u64, MapFlags::SHARED | MapFlags::FIXED, 0);
         // Allocates the tables, and the memory of the first read.
-        world.spaces[0].fault(&cpu, AT, Access::Read).unwrap();
-        let fault = || world.spaces[0].fault(&cpu, AT + P, Access::Read);
+        world.spaces[0].fault_remote(&cpu, AT, Access::Read).unwrap();
+        let fault = || world.spaces[0].fault_remote(&cpu, AT + P, Access::Read);
         let (got, seen) = shim::with(Plan::Before(refused), fault);
         assert_eq!((got, seen), (served, refused));
         cpu.drain();

@@ -55,7 +55,7 @@ fn faults_that_swap_in() {
     {
         for access in [Access::Read, Access::Write] {
             let call = |cpu: &TestCpu<'_>, world: &mut World| {
-                assert_eq!(world.spaces[0].fault(cpu, AT + P, access)?, kind);
+                assert_eq!(world.spaces[0].fault_remote(cpu, AT + P, access)?, kind);
                 Ok::<_, Refused>(())
             };
             let (name, left) = (&*format!("{access:?} of a swapped page"), Left::Ways);

@@ -172,7 +172,7 @@ pub fn touch<R>(
             tlb.borrow_mut().push(Translation { space: space.id(), page: addr, entry, owner });
             continue;
         }
-        space.fault(cpu, addr, access)?;
+        space.fault_remote(cpu, addr, access)?;
     }
 }
 

@@ -291,7 +291,7 @@ impl<C> Besides<C> {
         let (Some(words), space, cpu) = (self.slow(), hand.space(), hand.cpu()) else { return };
         let addr = hand.arena().addr(at);
         while space.page_at(cpu, addr).is_none()
-            && space.fault(cpu, addr, access) == Ok(FaultKind::Pending)
+            && space.fault_remote(cpu, addr, access) == Ok(FaultKind::Pending)
         {
             words.wait(hand);
         }
@@ -423,7 +423,7 @@ impl Op {
                 written.map_or_else(|error| Ret::Signal(error.error), |()| Ret::Done)
             }
             Self::Fault(at, access) => {
-                space.fault(cpu, addr(at), access).map_or_else(Ret::Signal, |_| Ret::Done)
+                space.fault_remote(cpu, addr(at), access).map_or_else(Ret::Signal, |_| Ret::Done)
             }
             Self::Begin(at, access) => {
                 let (start, there) = (addr(at), space.page_at(cpu, addr(at)));
@@ -434,7 +434,7 @@ impl Op {
                 let swapped = space.swapped_pages(cpu);
                 // A page in the swap area is not made, but comes back.
                 let comes_back = || space.swapped_pages(cpu) != swapped;
-                if begins && space.fault(cpu, start, access).is_ok() && !comes_back() {
+                if begins && space.fault_remote(cpu, start, access).is_ok() && !comes_back() {
                     let emptied = space.madvise(cpu, start, PAGE_SIZE, Advice::DontNeedLocked);
                     return match other {
                         true => Self::Fault(at, Access::Read).apply(hand, besides, born),

@@ -337,7 +337,7 @@ impl<'a> Guest<'a> {
             }
             self.tlb().forget(id, page);
             let claim = at_once(|| self.world.oracle().claim((id, page), right));
-            let served = self.space.fault_of(self.cpu, &self.thread, addr, access);
+            let served = self.space.fault(self.cpu, &self.thread, addr, access);
             // A thread that needs a page during its read sleeps until the read ends.
             let pending = served == Ok(FaultKind::Pending);
             if pending && self.cpu.await_read().is_err() {

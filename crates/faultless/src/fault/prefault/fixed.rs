@@ -142,9 +142,9 @@ mod tests {
         let addr = |page: u64| at + page * PAGE_SIZE;
         // The second block is one page smaller, because that page is mapped, and the third block
         // ends at the end of the VMA.
-        space.fault(&cpu, addr(9), Access::Write).unwrap();
+        space.fault_remote(&cpu, addr(9), Access::Write).unwrap();
         for page in [5, 15, 16] {
-            space.fault_of(&cpu, &thread, addr(page), Access::Write).unwrap();
+            space.fault(&cpu, &thread, addr(page), Access::Write).unwrap();
         }
         assert!((0..pages).all(|page| space.entry_at(&cpu, addr(page)).is_mapped()));
         assert_eq!(vm.totals().get(Counter::PrefaultPage), 7 + 6 + 4);

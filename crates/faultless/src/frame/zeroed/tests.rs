@@ -286,7 +286,7 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     let area = space.mmap(&cpu, 0, 512 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
     let touch = |first: u64, pages: u64| {
         for page in first..first + pages {
-            space.fault(&cpu, area + page * PAGE_SIZE, crate::fault::Access::Write).unwrap();
+            space.fault_remote(&cpu, area + page * PAGE_SIZE, crate::fault::Access::Write).unwrap();
         }
     };
     let told = |counter| vm.totals().get(counter);

@@ -161,7 +161,7 @@ fn a_translation_matches_the_mmu_rights() {
         // The walk of a store marks the page.
         space.madvise(cpu, AT, P, Advice::Free).unwrap();
         assert!(!space.entry_at(cpu, AT).is_dirty());
-        space.fault(cpu, AT, Access::Write).unwrap();
+        space.fault_remote(cpu, AT, Access::Write).unwrap();
         assert!(space.walk(cpu, AT, Access::Write).is_some());
         assert!(space.entry_at(cpu, AT).is_dirty() && space.entry_at(cpu, AT).is_accessed());
         for addr in [USER_END, u64::MAX] {

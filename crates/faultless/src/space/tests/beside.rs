@@ -110,7 +110,7 @@ fn a_root_set_in_a_vma_under_change_is_kept() {
             assert!(!one.is_finished());
             space.mmap(&cpu2, AT + 4 * P, P, RW, FIXED).unwrap();
             let two = scope.spawn(move || {
-                space.fault(&cpu3, AT + 3 * P, Access::Write).unwrap();
+                space.fault_remote(&cpu3, AT + 3 * P, Access::Write).unwrap();
                 cpu3
             });
             nap();
@@ -159,7 +159,7 @@ fn growth_down_to_a_vma_under_change_does_not_merge() {
             nap();
             assert!(!change.is_finished());
             space.munmap(&cpu2, AT + 2 * P, 2 * P).unwrap();
-            space.fault(&cpu2, AT + 2 * P, Access::Write).unwrap();
+            space.fault_remote(&cpu2, AT + 2 * P, Access::Write).unwrap();
             assert!(!change.is_finished());
             // SAFETY: a test's.
             unsafe { space.deactivate(&cpu3) };
@@ -262,7 +262,7 @@ fn growth_beside_mprotect_down() {
                 for _ in 0..round % 400 {
                     std::hint::spin_loop();
                 }
-                space.fault(&cpu2, AT - P, Access::Read).unwrap();
+                space.fault_remote(&cpu2, AT - P, Access::Read).unwrap();
                 meeting.wait();
             }
             cpu2.drain();
@@ -369,9 +369,9 @@ fn baselines_admit_readers_during_an_unmapping() {
                 nap();
                 // Faults and advice continue, while `mmap` waits.
                 let reading = scope.spawn(move || {
-                    space.fault(&cpu2, AT + 8 * P, Access::Write).unwrap();
+                    space.fault_remote(&cpu2, AT + 8 * P, Access::Write).unwrap();
                     space.madvise(&cpu2, AT + 8 * P, P, Advice::DontNeed).unwrap();
-                    space.fault(&cpu2, AT - P, Access::Write).unwrap();
+                    space.fault_remote(&cpu2, AT - P, Access::Write).unwrap();
                     cpu2
                 });
                 // The time limit only stops a hang: the reading thread does not wait for any other

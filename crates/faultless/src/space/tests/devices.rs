@@ -75,7 +75,7 @@ fn mapped(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, pages: u64) -> Vec<Opti
 fn a_fault_maps_device_frames_with_their_cache_mode() {
     with_device(8, |cpu, space| {
         let before = cpu.vm().totals();
-        assert_eq!(space.fault(cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Device));
+        assert_eq!(space.fault_remote(cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Device));
         let all: Vec<_> = (0..8).map(Some).collect();
         assert_eq!(mapped(cpu, space, AT, 8), all, "those around it, too");
         let at = space.translate(cpu, AT + 3 * P + 8).unwrap();

@@ -64,7 +64,7 @@ fn a_first_touch_runs_beside_advice() {
         let got = between(
             &vm,
             |other| space.madvise(other, AT, 8 * P, advice).unwrap(),
-            || space.fault(&cpu0, AT, Access::Write),
+            || space.fault_remote(&cpu0, AT, Access::Write),
         );
         assert_eq!(got, Ok(FaultKind::Anon));
         assert_no_abort(&vm);
@@ -87,7 +87,7 @@ fn a_copy_overtaken_by_advice_retries() {
         let got = between(
             &vm,
             |other| space.madvise(other, AT + P, P, advice).unwrap(),
-            || space.fault(&cpu0, AT + P, Access::Write),
+            || space.fault_remote(&cpu0, AT + P, Access::Write),
         );
         assert_eq!(got, Ok(kind), "{advice:?}");
         assert_no_abort(&vm);
@@ -106,7 +106,7 @@ fn a_first_store_to_discarded_zeros_retries() {
     let got = between(
         &vm,
         |other| space.madvise(other, AT, P, Advice::DontNeed).unwrap(),
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     assert_eq!(got, Ok(FaultKind::Anon), "and no copy of zeros");
     assert_eq!(vm.totals().get(Counter::TrylockFailed), 1);
@@ -147,14 +147,14 @@ fn conflicting_operations_wait_for_the_flush_of_a_discard() {
         }
         let others = [
             scope.spawn(move || discard(second)),
-            scope.spawn(move || _ = space.fault(&third, AT + P, Access::Read).unwrap()),
+            scope.spawn(move || _ = space.fault_remote(&third, AT + P, Access::Read).unwrap()),
         ];
         thread::sleep(Duration::from_millis(30));
         assert!(!first.is_finished(), "the first did not wait for the flush");
         assert!(others.iter().all(|other| !other.is_finished()), "one did not wait for the first");
         assert!(space.entry_at(&late, AT + P).is_locked());
         // Operations on other pages do not wait.
-        assert_eq!(space.fault(&late, AT + 5 * P, Access::Write), Ok(FaultKind::Anon));
+        assert_eq!(space.fault_remote(&late, AT + 5 * P, Access::Write), Ok(FaultKind::Anon));
         let mut waits = true;
         while waits {
             late.serve_flushes();
@@ -211,7 +211,7 @@ fn a_fault_runs_beside_a_revocation() {
             let got = between(
                 &vm,
                 |other| revoke(other, &space, &object),
-                || space.fault(&cpu0, AT + page * P, access),
+                || space.fault_remote(&cpu0, AT + page * P, access),
             );
             assert_eq!(got, Ok(served));
             assert_no_abort(&vm);
@@ -232,7 +232,7 @@ fn a_private_copy_of_a_truncated_page_is_refused() {
         let got = between(
             &vm,
             |other| truncate(other, &space, &object, 2),
-            || space.fault(&cpu0, AT + page * P, Access::Write),
+            || space.fault_remote(&cpu0, AT + page * P, Access::Write),
         );
         assert_eq!(got, Err(FaultError::Bus));
         assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 0);

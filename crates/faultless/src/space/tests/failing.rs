@@ -414,7 +414,7 @@ fn a_failed_read_does_not_affect_later_calls() {
         space.munmap(&cpu1, AT, 4 * P).unwrap();
         map(&cpu1, space, 0, 4, RW);
     }));
-    space.fault(&cpu0, AT, Access::Read).unwrap();
+    space.fault_remote(&cpu0, AT, Access::Read).unwrap();
     map_file();
     let pin = space.pin(&cpu0, AT, P, false).unwrap();
     assert_eq!(load(&cpu0, space, AT), Ok(1));

@@ -128,7 +128,8 @@ fn a_spurious_fault_drops_the_local_translation() {
     with_space(512, |cpu, space| {
         store(cpu, space, AT + P, 1).unwrap();
         for access in [Access::Read, Access::Write] {
-            let fault = || assert_eq!(space.fault(cpu, AT + P, access), Ok(FaultKind::Spurious));
+            let fault =
+                || assert_eq!(space.fault_remote(cpu, AT + P, access), Ok(FaultKind::Spurious));
             assert_eq!(dropped(cpu, fault), pages(1, 1));
         }
     });

@@ -207,7 +207,7 @@ impl<'v> Text<'v> {
     }
 
     fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
-        self.space.fault(&self.cpu, AT + page * P, Access::Execute)
+        self.space.fault_remote(&self.cpu, AT + page * P, Access::Execute)
     }
 
     /// Fetches like a program that waits for pending reads. All reads of the store complete later;
@@ -289,7 +289,7 @@ fn a_folio_with_a_page_at_the_mapping_limit_is_mapped_in_base_pages() {
         std::thread::scope(|scope| {
             let (vm, space) = (&vm, &text.space);
             scope.spawn(move || {
-                let result = space.fault(&cpu(vm, 1), AT + P, Access::Execute);
+                let result = space.fault_remote(&cpu(vm, 1), AT + P, Access::Execute);
                 sender.send(result).unwrap();
             });
             let found = receiver.recv_timeout(std::time::Duration::from_secs(5));
@@ -370,7 +370,7 @@ fn a_fault_waits_for_the_truncation_of_a_folio() {
             let while_it_waits = || std::thread::sleep(std::time::Duration::from_millis(50));
             let punched = scope.spawn(move || file.punch(&cpu(vm, 1), 0..3).unwrap());
             while_it_waits();
-            let fetch = move || space.fault(&cpu(vm, 2), AT + 9 * P, Access::Execute);
+            let fetch = move || space.fault_remote(&cpu(vm, 2), AT + 9 * P, Access::Execute);
             let fetched = scope.spawn(fetch);
             while_it_waits();
             drop(bytes);
@@ -414,7 +414,7 @@ fn a_bad_page_does_not_prevent_reads_of_other_pages() {
     for _ in 0..4 {
         text.memory.plans.lock().unwrap().clear();
         text.memory.plan([Plan::Fail(0), Plan::Fail(0)]);
-        found = text.space.fault(&text.cpu, AT + 2 * P, Access::Read);
+        found = text.space.fault_remote(&text.cpu, AT + 2 * P, Access::Read);
         let reads = core::mem::take(&mut *text.memory.reads.lock().unwrap());
         if reads.iter().any(|(first, _)| *first != 0) {
             return;

@@ -154,7 +154,7 @@ fn reach(
             let bytes = cpu.vm().machine().frame_bytes(now.frame());
             return Ok(bytes.wrapping_add((addr % PAGE_SIZE) as usize).cast());
         }
-        THREAD.with(|thread| space.fault_of(cpu, thread, addr, access))?;
+        THREAD.with(|thread| space.fault(cpu, thread, addr, access))?;
     }
     panic!("faults at {addr:#x} make no progress: {:?}", space.entry_at(cpu, addr));
 }

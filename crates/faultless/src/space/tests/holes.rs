@@ -72,7 +72,7 @@ const NOTHING: FaultError = FaultError::Segv { mapped: false };
 fn a_fault_in_a_hole_below_a_mapping_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, true, |cpu, space| {
-            assert_eq!(space.fault(cpu, AT, Access::Read), Err(NOTHING));
+            assert_eq!(space.fault_remote(cpu, AT, Access::Read), Err(NOTHING));
         });
     }
 }
@@ -82,7 +82,7 @@ fn a_fault_in_a_hole_below_a_mapping_returns_after_the_flush() {
 fn a_fault_in_a_hole_above_everything_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, false, |cpu, space| {
-            assert_eq!(space.fault(cpu, AT, Access::Read), Err(NOTHING));
+            assert_eq!(space.fault_remote(cpu, AT, Access::Read), Err(NOTHING));
         });
     }
 }

@@ -52,7 +52,7 @@ impl<'v> Setup<'v> {
     }
 
     pub(super) fn fetch(&self, page: u64) -> Result<FaultKind, FaultError> {
-        self.space.fault(&self.cpu, AT + page * P, Access::Execute)
+        self.space.fault_remote(&self.cpu, AT + page * P, Access::Execute)
     }
 
     pub(super) fn load(&self, page: u64) -> Result<u64, FaultError> {
@@ -147,7 +147,10 @@ fn a_second_space_shares_the_folio_and_needs_only_tables() {
         let (reads, free) = (setup.count(Counter::StoreRead), vm.free_frames());
         let other = Space::new(&setup.cpu).unwrap();
         map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
-        assert_eq!(other.fault(&setup.cpu, AT + 9 * P, Access::Execute), Ok(FaultKind::Huge));
+        assert_eq!(
+            other.fault_remote(&setup.cpu, AT + 9 * P, Access::Execute),
+            Ok(FaultKind::Huge)
+        );
         assert_eq!(load(&setup.cpu, &other, AT + 511 * P), Ok(512));
         setup.cpu.drain();
         assert_eq!(setup.count(Counter::StoreRead), reads);
@@ -528,14 +531,14 @@ fn replacement_pages_form_a_folio() {
     let other = Space::new(&setup.cpu).unwrap();
     map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
     for _ in 0..2 {
-        assert_eq!(other.fault(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Shared));
+        assert_eq!(other.fault_remote(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Shared));
         other.madvise(&setup.cpu, AT, F * P, Advice::DontNeed).unwrap();
     }
     setup.file.punch(&setup.cpu, 0..F).unwrap();
     setup.space.revoke(&setup.cpu, &setup.file, 0..F, Copies::Keep);
     other.munmap(&setup.cpu, AT, PAGES * P).unwrap();
     map_object(&setup.cpu, &other, (0, PAGES), RX, SHARED, (&setup.file, 0));
-    assert_eq!(other.fault(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Huge));
+    assert_eq!(other.fault_remote(&setup.cpu, AT, Access::Execute), Ok(FaultKind::Huge));
     setup.check_with(&other);
     other.exit(&setup.cpu);
     setup.finish();
@@ -604,11 +607,15 @@ fn an_object_without_a_store_collapses() {
         write_object(&cpu, &object, page, page + 1).unwrap();
     }
     map_object(&cpu, &space, (0, F), RX, PRIVATE, (&object, 0));
-    assert_eq!(space.fault(&cpu, AT, Access::Execute), Ok(FaultKind::Shared), "a page is missing");
+    assert_eq!(
+        space.fault_remote(&cpu, AT, Access::Execute),
+        Ok(FaultKind::Shared),
+        "a page is missing"
+    );
     space.munmap(&cpu, AT, F * P).unwrap();
     write_object(&cpu, &object, F - 1, F).unwrap();
     map_object(&cpu, &space, (0, F), RX, PRIVATE, (&object, 0));
-    assert_eq!(space.fault(&cpu, AT, Access::Execute), Ok(FaultKind::Huge));
+    assert_eq!(space.fault_remote(&cpu, AT, Access::Execute), Ok(FaultKind::Huge));
     (0..F).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(page + 1)));
     finish(&cpu, space, Vec::from([object]));
 }
@@ -637,7 +644,7 @@ fn large_files_are_aligned_for_leaves() {
     assert!(plain.iter().any(|at| !agrees(*at, 0)));
     vm.set(Setting::HugeText(HugeText::Always));
     let at = map(0, PAGES);
-    assert_eq!(setup.space.fault(&setup.cpu, at, Access::Execute), Ok(FaultKind::Huge));
+    assert_eq!(setup.space.fault_remote(&setup.cpu, at, Access::Execute), Ok(FaultKind::Huge));
     setup.finish();
 }
 

@@ -326,7 +326,7 @@ fn a_swapped_in_page_is_not_copied_within_other_nodes() {
         full.push(frame);
     }
     assert!(!full.is_empty());
-    assert_eq!(space.fault(&cpu, AT, Access::Read), Ok(FaultKind::Swapped));
+    assert_eq!(space.fault_remote(&cpu, AT, Access::Read), Ok(FaultKind::Swapped));
     assert_eq!((load(&cpu, &space, AT), nodes_of(&cpu, &space)[0]), (Ok(7), Ok(0)));
     full.into_iter().for_each(|frame| cpu.free(frame));
     space.exit(&cpu);

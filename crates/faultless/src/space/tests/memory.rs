@@ -258,7 +258,7 @@ fn fork_fails_for_a_page_at_the_mapping_limit() {
     assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
     assert_eq!(space.fork(&cpu).unwrap_err().errno, Errno::ENOMEM);
     // A store still gets its copy: the temporary reference for the copy is always available.
-    assert_eq!(child.fault(&cpu, AT + 5 * P, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(child.fault_remote(&cpu, AT + 5 * P, Access::Write), Ok(FaultKind::Copy));
     meta.preset_refs(1);
     for page in 0..8 {
         assert_eq!(load(&cpu, &child, AT + page * P), Ok(1 + page));
@@ -289,13 +289,13 @@ fn a_file_page_at_the_mapping_limit_is_refused() {
     meta.preset_refs(FrameMeta::MAX_MAPPINGS);
     for (at, access) in [(AT, Access::Read), (AT, Access::Write), (2 * AT, Access::Read)] {
         let refused = Err(FaultError::OutOfMemory);
-        assert_eq!(space.fault(&cpu, at + 3 * P, access), refused);
+        assert_eq!(space.fault_remote(&cpu, at + 3 * P, access), refused);
         // As a neighbour, the page is skipped.
-        assert_eq!(space.fault(&cpu, at + 2 * P, access), Ok(FaultKind::Shared));
+        assert_eq!(space.fault_remote(&cpu, at + 2 * P, access), Ok(FaultKind::Shared));
         assert!(space.entry_at(&cpu, at + 3 * P).is_none());
         space.madvise(&cpu, at, 8 * P, Advice::DontNeed).unwrap();
     }
-    assert_eq!(space.fault(&cpu, 2 * AT + 3 * P, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(space.fault_remote(&cpu, 2 * AT + 3 * P, Access::Write), Ok(FaultKind::Copy));
     assert_eq!(load(&cpu, &space, 2 * AT + 3 * P), Ok(5));
     assert_eq!(file.read_page(&cpu, 3, get), Ok(Some(5)));
     file.write_page(&cpu, 3, put).unwrap();

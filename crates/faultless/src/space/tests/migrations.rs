@@ -561,7 +561,7 @@ fn a_huge_leaf_of_two_spaces_is_shared() {
     setup.fetch(0).unwrap();
     let other = Space::new(&setup.cpu).unwrap();
     map_object(&setup.cpu, &other, (0, PAGES), RX, PRIVATE, (&setup.file, 0));
-    other.fault(&setup.cpu, AT, Access::Execute).unwrap();
+    other.fault_remote(&setup.cpu, AT, Access::Execute).unwrap();
     let move_one = |all| {
         let mut status = [Err(Errno::EIO)];
         setup.space.move_pages(&setup.cpu, &[AT], 1, all, &mut status).unwrap();

@@ -168,12 +168,12 @@ fn private_stores_stay_private_and_shared_stores_do_not() {
     map(&cpu, &space, (0, 4), RW, PRIVATE, (&file, 0));
     map(&cpu, &space, (8, 4), RW, SHARED, (&file, 0));
     // Untouched, read before, and a hole.
-    assert_eq!(space.fault(&cpu, AT, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(space.fault_remote(&cpu, AT, Access::Write), Ok(FaultKind::Copy));
     store(&cpu, &space, AT, 50).unwrap();
     assert_eq!(load(&cpu, &space, AT + P), Ok(2));
-    assert_eq!(space.fault(&cpu, AT + P, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(space.fault_remote(&cpu, AT + P, Access::Write), Ok(FaultKind::Copy));
     store(&cpu, &space, AT + P, 51).unwrap();
-    assert_eq!(space.fault(&cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Anon));
+    assert_eq!(space.fault_remote(&cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Anon));
     store(&cpu, &space, AT + 3 * P, 53).unwrap();
     assert_eq!(
         [0, 1, 2, 3].map(|index| read(&cpu, &file, index)),
@@ -323,7 +323,7 @@ fn an_orphan_is_copied_and_not_reused() {
     load(&cpu, &space, AT).unwrap();
     file.free_pages(&cpu, 0..1);
     assert_eq!(vm.frames.meta(space.entry_at(&cpu, AT).frame()).refs(), 1);
-    assert_eq!(space.fault(&cpu, AT, Access::Write), Ok(FaultKind::Copy));
+    assert_eq!(space.fault_remote(&cpu, AT, Access::Write), Ok(FaultKind::Copy));
     assert_eq!((load(&cpu, &space, AT), read(&cpu, &file, 0)), (Ok(1), None));
     finish(&cpu, Vec::from([space]), Vec::from([file]));
 }
@@ -363,7 +363,7 @@ fn a_fault_on_a_hole_overtaken_by_truncation_makes_no_page() {
     let got = between(
         &vm,
         |other| truncate(other, &space, &file, 2),
-        || space.fault(&cpu0, AT + 4 * P, Access::Read),
+        || space.fault_remote(&cpu0, AT + 4 * P, Access::Read),
     );
     assert_eq!(got, Err(FaultError::Bus));
     assert_eq!(vm.totals().get(Counter::Bus), 1);
@@ -425,7 +425,7 @@ fn a_reverted_block_leaves_no_trace() {
     let got = between(
         &vm,
         |other| space.munmap(other, AT + 15 * P, P).unwrap(),
-        || space.fault(&cpu0, AT + 4 * P, Access::Read),
+        || space.fault_remote(&cpu0, AT + 4 * P, Access::Read),
     );
     assert_eq!(got, Ok(FaultKind::Shared));
     let counted = vm.totals().since(&before);
@@ -451,7 +451,7 @@ fn busy_entries_are_skipped() {
         panic!("there is a table")
     };
     let held = protocol::take(&slots[node::index(AT + 7 * P, LAST)], Entry::NONE, &Spin).unwrap();
-    assert_eq!(space.fault(&cpu, AT, Access::Read), Ok(FaultKind::Shared));
+    assert_eq!(space.fault_remote(&cpu, AT, Access::Read), Ok(FaultKind::Shared));
     assert_eq!(vm.totals().get(Counter::AroundPage), 13);
     held.revert();
     drop(section);
@@ -479,7 +479,7 @@ fn out_of_memory_with_files_leaks_no_frames() {
         };
         for page in [0, 9, 1005, 1003, 1015] {
             for access in [Access::Read, Access::Write] {
-                match space.fault(&cpu, AT + page * P, access) {
+                match space.fault_remote(&cpu, AT + page * P, access) {
                     Ok(_) => {}
                     Err(FaultError::OutOfMemory) => refused += 1,
                     // Page 1015 is page 605 of the file.

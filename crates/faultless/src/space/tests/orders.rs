@@ -158,7 +158,7 @@ fn mprotect_to_the_start_of_a_stack_locks_the_vma_below() {
         }
     });
     assert_eq!(space.mapped_pages(&cpu0), 16);
-    assert!(space.fault(&cpu0, AT, Access::Read).is_ok());
+    assert!(space.fault_remote(&cpu0, AT, Access::Read).is_ok());
     space.madvise(&cpu0, AT, 16 * PAGE_SIZE, Advice::DontNeed).unwrap();
     cpu0.drain();
     audit(&cpu0, &[&space]).unwrap();

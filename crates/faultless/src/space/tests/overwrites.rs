@@ -105,7 +105,7 @@ fn a_read_in_progress_does_not_overwrite_new_bytes() {
     for error in [None].into_iter().chain(errors) {
         each(|cpu, space, memory, file| {
             memory.plan([Plan::Later]);
-            let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
+            let fault = |page| space.fault_remote(cpu, AT + page * P, Access::Read);
             assert_eq!(fault(1), Ok(FaultKind::Pending));
             let pending = cpu.pending_read().unwrap();
             assert_eq!(overwrite(cpu, file, 1, 11, PAGE), Ok(PAGE));

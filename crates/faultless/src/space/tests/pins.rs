@@ -225,7 +225,7 @@ fn fork_copies_pinned_pages() {
             [10, 11, 12, 13]
         );
         // A store of the parent stays on the device's page.
-        assert_eq!(space.fault(cpu, AT + P, Access::Write), Ok(FaultKind::Reuse));
+        assert_eq!(space.fault_remote(cpu, AT + P, Access::Write), Ok(FaultKind::Reuse));
         store(cpu, space, AT + P, 21).unwrap();
         assert_eq!(device_load(cpu, pins.frames()[0]), 21);
         device_store(cpu, pins.frames()[1], 22);

@@ -164,7 +164,7 @@ fn an_unsuitable_window_is_ignored() {
             for page in [0, 12] {
                 space.mmap(cpu, AT + page * P, 4 * P, Prot::READ, FIXED).unwrap();
             }
-            space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+            space.fault(cpu, thread, AT + 8 * P, Access::Write).unwrap();
             let mapped = |page: &u64| space.translate(cpu, AT + page * P).is_some();
             assert!(mapped(&8), "{whim:?}");
             assert_eq!((0..512).filter(mapped).count(), pages, "{whim:?}, {locking:?}");
@@ -178,7 +178,7 @@ fn an_unsuitable_window_is_ignored() {
 fn a_panicking_predictor_leaves_no_lock_held() {
     type Call<'c> = &'c dyn Fn(&Cpu<'_, Odd>, &Space<Odd>, &ThreadStreams<Silly>);
     let fault: Call<'_> = &|cpu, space, thread| {
-        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+        space.fault(cpu, thread, AT + 8 * P, Access::Write).unwrap();
     };
     let munmap: Call<'_> = &|cpu, space, thread| {
         cpu.for_thread(thread, || space.munmap(cpu, AT + 8 * P, P)).unwrap();
@@ -203,8 +203,8 @@ fn a_panicking_predictor_leaves_no_lock_held() {
             assert!(cpu.thread().is_none(), "{here:?}, {locking:?}");
             WHIM.set(Whim::None);
             call(cpu, space, thread);
-            space.fault_of(cpu, thread, AT + 8 * P, Access::Read).ok();
-            space.fault_of(cpu, thread, AT + 9 * P, Access::Write).unwrap();
+            space.fault(cpu, thread, AT + 8 * P, Access::Read).ok();
+            space.fault(cpu, thread, AT + 9 * P, Access::Write).unwrap();
         });
     }
 }
@@ -239,7 +239,7 @@ fn a_check_does_not_read_the_kernel_half() {
         let root = cpu.vm().machine().frame_bytes(space.root()).cast::<u64>();
         // SAFETY: the kernel's half of the root table; no CPU runs the space.
         unsafe { root.add(256).write(Entry::table(FrameNumber(77_777)).0) };
-        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+        space.fault(cpu, thread, AT + 8 * P, Access::Write).unwrap();
         // SAFETY: as above.
         unsafe { root.add(256).write(0) };
         assert_eq!(CHECKS.get(), 1);
@@ -251,7 +251,7 @@ fn a_check_does_not_read_the_kernel_half() {
 fn a_check_of_another_space_is_ignored() {
     WHIM.set(Whim::Elsewhere);
     odd(Locking::Speculative, |cpu, space, thread| {
-        space.fault_of(cpu, thread, AT + 8 * P, Access::Write).unwrap();
+        space.fault(cpu, thread, AT + 8 * P, Access::Write).unwrap();
         assert_eq!(CHECKS.get(), 0);
     });
 }

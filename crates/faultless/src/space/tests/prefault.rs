@@ -294,7 +294,7 @@ fn a_reverted_batch_leaves_no_trace() {
     let space = &bench.space;
     let worst = move || space.munmap(&other, gone.0, gone.1).unwrap();
     let kind =
-        vm.machine().interpose(worst, || space.fault_of(&bench.cpu, &thread, addr, Access::Write));
+        vm.machine().interpose(worst, || space.fault(&bench.cpu, &thread, addr, Access::Write));
     assert_eq!(kind, Ok(FaultKind::Anon), "the page itself is still mapped");
     assert_eq!(bench.count(Counter::SpfVmaReplaced), 1);
     assert_eq!(bench.count(Counter::SpfVmaChanged), 0, "another part of the VMA was changed");
@@ -371,7 +371,7 @@ fn windows_are_evaluated_when_the_thread_leaves() {
     (0..16).for_each(|page| bench.store(page));
     vm.set(Setting::PrefaultMaxOrder(5));
     let thread = ThreadStreams::new();
-    bench.space.fault_of(&bench.cpu, &thread, bench.addr(16), Access::Write).unwrap();
+    bench.space.fault(&bench.cpu, &thread, bench.addr(16), Access::Write).unwrap();
     let before = bench.count(Counter::PrefaultUnused);
     bench.space.thread_leaves(&bench.cpu, &thread);
     let judged = bench.count(Counter::PrefaultUnused) - before;
@@ -595,12 +595,12 @@ fn concurrent_entries_in_a_window_are_kept() {
     };
     let slot = &table[node::index(busy, LAST)];
     let worst = move || {
-        space.fault(&other, filled, Access::Write).unwrap();
+        space.fault_remote(&other, filled, Access::Write).unwrap();
         slot.store(Entry::BUSY.0, Ordering::Release);
     };
     let served = vm
         .machine()
-        .interpose(worst, || space.fault_of(&bench.cpu, &thread, bench.addr(next), Access::Write));
+        .interpose(worst, || space.fault(&bench.cpu, &thread, bench.addr(next), Access::Write));
     assert_eq!(served, Ok(FaultKind::Anon));
     let mapped = |by: u64| bench.entry(next + by).is_present();
     assert_eq!([0, 1, 2, 3, 4, 5].map(mapped), [true, true, true, true, false, true]);

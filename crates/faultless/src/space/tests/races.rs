@@ -50,7 +50,7 @@ fn a_write_fault_overtaken_by_munmap_installs_nothing() {
     let got = between(
         &vm,
         |other| space.munmap(other, AT, PAGE_SIZE).unwrap(),
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     assert_eq!(got, Err(FaultError::Segv { mapped: false }));
     assert_eq!(vm.totals().get(Counter::SpfVmaChanged), 1);
@@ -71,7 +71,7 @@ fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
             space.munmap(other, AT, 4 * PAGE_SIZE).unwrap();
             map(other, &space, 4, RW);
         },
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     // The table used by the fault was unlinked in the meantime.
     assert_eq!(got, Ok(FaultKind::Anon));
@@ -90,7 +90,7 @@ fn a_write_fault_overtaken_by_mprotect_is_refused_under_the_lock() {
     let got = between(
         &vm,
         |other| space.mprotect(other, AT, PAGE_SIZE, Prot::READ).unwrap(),
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     assert_eq!(got, Err(FaultError::Segv { mapped: true }));
     assert_eq!(vm.totals().get(Counter::Segv), 1);
@@ -108,7 +108,7 @@ fn a_faster_cpu_causes_no_abort() {
     let got = between(
         &vm,
         |other| store(other, &space, AT, 7).unwrap(),
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     assert_eq!(got, Ok(FaultKind::Spurious));
     let counted = vm.totals().since(&before);
@@ -251,7 +251,7 @@ fn a_retry_uses_the_page_of_the_first_attempt() {
     let got = between(
         &vm,
         |other| space.munmap(other, AT + 4 * PAGE_SIZE, PAGE_SIZE).unwrap(),
-        || space.fault(&cpu0, AT, Access::Write),
+        || space.fault_remote(&cpu0, AT, Access::Write),
     );
     assert_eq!(got, Ok(FaultKind::Anon));
     assert_eq!((vm.totals().get(Counter::SpfVmaReplaced), vm.totals().aborts()), (1, 0));
@@ -335,7 +335,7 @@ fn a_swapped_in_page_has_the_rights_of_its_mapping() {
     let child = space.fork(&cpu).unwrap();
     let forbid =
         |other: &Cpu<'_, TestMachine>| space.mprotect(other, AT, PAGE_SIZE, Prot::READ).unwrap();
-    let got = between(&vm, forbid, || space.fault(&cpu, AT, Access::Write));
+    let got = between(&vm, forbid, || space.fault_remote(&cpu, AT, Access::Write));
     assert!(got.is_err() && !space.entry_at(&cpu, AT).is_writable(), "{got:?}");
     assert_eq!(load(&cpu, &child, AT), Ok(5));
     swap::finish(&cpu, Vec::from([space, child]));

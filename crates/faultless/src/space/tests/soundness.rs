@@ -59,11 +59,11 @@ const OPERATIONS: &[Operation] = &[
     ("activate", |cpu, space, _| space.activate(cpu)),
     // SAFETY: the machine has no MMU, and the call panics.
     ("deactivate", |cpu, space, _| unsafe { space.deactivate(cpu) }),
-    ("fault", |cpu, space, _| done(space.fault(cpu, AT, Access::Write))),
-    ("fault_of", |cpu, space, _| {
-        done(space.fault_of(cpu, &ThreadStreams::new(), AT, Access::Write));
+    ("fault_remote", |cpu, space, _| done(space.fault_remote(cpu, AT, Access::Write))),
+    ("fault", |cpu, space, _| {
+        done(space.fault(cpu, &ThreadStreams::new(), AT, Access::Write));
     }),
-    ("fault, segv", |cpu, space, _| done(space.fault(cpu, 2 * AT, Access::Write))),
+    ("fault, segv", |cpu, space, _| done(space.fault_remote(cpu, 2 * AT, Access::Write))),
     ("thread_leaves", |cpu, space, _| space.thread_leaves(cpu, &ThreadStreams::new())),
     ("mmap", |cpu, space, _| done(space.mmap(cpu, 0, P, RW, PRIVATE))),
     ("mmap, shared", |cpu, space, _| {
@@ -238,8 +238,11 @@ fn a_moved_vm_keeps_its_identity() {
     let (mut mine, mut other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
     let space = Space::new(&cpu(&mine, 0)).unwrap();
     core::mem::swap(&mut mine, &mut other);
-    assert!(says("fault", || space.fault(&cpu(&mine, 0), AT, Access::Read)).contains("another Vm"));
-    assert!(space.fault(&cpu(&other, 0), AT, Access::Read).is_err(), "nothing is mapped");
+    assert!(
+        says("fault", || space.fault_remote(&cpu(&mine, 0), AT, Access::Read))
+            .contains("another Vm")
+    );
+    assert!(space.fault_remote(&cpu(&other, 0), AT, Access::Read).is_err(), "nothing is mapped");
     space.exit(&cpu(&other, 0));
     assert_clean(&other);
 }
@@ -313,7 +316,7 @@ fn lookups_do_not_enter_the_kernel_half() {
         let heads = [USER_END, CANONICAL_END, 0xffff_8000_0000_0000, u64::MAX];
         for addr in heads {
             assert_eq!(space.page_at(&cpu, addr), None, "{addr:#x}");
-            assert!(space.fault(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
+            assert!(space.fault_remote(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
             assert_eq!(space.shared_place(&cpu, addr), None, "{addr:#x}");
             assert_eq!(space.translate(&cpu, addr), None, "{addr:#x}");
             assert_eq!(space.walk(&cpu, addr, Access::Write), None, "{addr:#x}");

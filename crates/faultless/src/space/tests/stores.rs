@@ -321,7 +321,7 @@ fn a_fault_waits_for_a_pending_read() {
     for error in [None, Some(StoreError { done: PAGE, errno: Errno::EIO })] {
         each(8, 0, |cpu, space, memory, file| {
             memory.plan([Plan::Later]);
-            let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
+            let fault = |page| space.fault_remote(cpu, AT + page * P, Access::Read);
             assert_eq!(fault(1), Ok(FaultKind::Pending));
             let first = cpu.pending_read().unwrap();
             assert!(cpu.pending_read().is_none() && first.outcome().is_none());
@@ -350,7 +350,7 @@ fn a_waiting_fault_counts_once() {
     for error in [None, Some(StoreError { done: 0, errno: Errno::EIO })] {
         each(8, 0, |cpu, space, memory, _| {
             let fault = || {
-                let served = space.fault(cpu, AT + P, Access::Read);
+                let served = space.fault_remote(cpu, AT + P, Access::Read);
                 (served, cpu.vm().totals().get(Counter::Faults))
             };
             memory.plan([Plan::Later]);
@@ -371,7 +371,7 @@ fn a_waiting_fault_counts_once() {
 fn a_read_may_request_a_retry() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later, Plan::Later]);
-        let fault = |page| space.fault(cpu, AT + page * P, Access::Read);
+        let fault = |page| space.fault_remote(cpu, AT + page * P, Access::Read);
         assert_eq!(fault(2), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         memory.complete(cpu, Some(StoreError { done: 0, errno: Errno::EAGAIN }));
@@ -422,7 +422,7 @@ fn a_store_may_be_owned_by_its_object() {
 fn a_dropped_read_fails() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later]);
-        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         memory.later.lock().unwrap().clear();
         assert_eq!(cpu.end_dropped(), 1);
@@ -436,7 +436,7 @@ fn a_dropped_read_fails() {
 fn a_page_truncated_during_its_read_is_absent() {
     each(8, 0, |cpu, space, memory, file| {
         memory.plan([Plan::Later]);
-        assert_eq!(space.fault(cpu, AT + 2 * P, Access::Read), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT + 2 * P, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         file.set_len(cpu, PAGE_SIZE).unwrap();
         space.revoke(cpu, file, 1..u64::MAX, Copies::Drop);
@@ -571,7 +571,7 @@ fn a_read_requires_a_cpu_of_its_vm() {
     let other = cpu(&other, 0);
     each(8, 0, |cpu, space, memory, _| {
         memory.plan([Plan::Later]);
-        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         let reading = memory.later.lock().unwrap().remove(0);
         let complete = AssertUnwindSafe(|| reading.complete(&other, Ok(0)));

@@ -137,7 +137,7 @@ fn swapped_pages_are_reported() {
         let mut status = [Ok(9)];
         space.page_nodes(cpu, &[AT + P], &mut status);
         assert_eq!(status, [Err(Errno::ENOENT)]);
-        assert_eq!(space.fault(cpu, AT + P, Access::Read), Ok(FaultKind::Swapped));
+        assert_eq!(space.fault_remote(cpu, AT + P, Access::Read), Ok(FaultKind::Swapped));
         assert_eq!(load(cpu, space, AT + P), Ok(71));
         assert_eq!((space.swapped_pages(cpu), cpu.swap_usage().1), (1, 1));
         let counts = [Counter::SwapOut, Counter::SwapIn, Counter::SwapPage, Counter::MajorFault];
@@ -211,9 +211,9 @@ fn the_last_owner_reuses_the_page() {
         cpu.reclaim(64);
         assert!([space, &child].iter().all(|space| is_swapped(cpu, space, 1)));
         assert_eq!(cpu.swap_usage().1, 2);
-        assert_eq!(space.fault(cpu, AT, Access::Write), Ok(FaultKind::Copy));
+        assert_eq!(space.fault_remote(cpu, AT, Access::Write), Ok(FaultKind::Copy));
         store(cpu, space, AT, 50).unwrap();
-        assert_eq!(child.fault(cpu, AT, Access::Read), Ok(FaultKind::Swapped));
+        assert_eq!(child.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Swapped));
         assert_eq!((load(cpu, &child, AT), load(cpu, space, AT)), (Ok(5), Ok(50)));
         assert_eq!(memory.reads.lock().unwrap().len(), 1, "it is read once");
         // A child of a space with swapped pages.
@@ -221,7 +221,7 @@ fn the_last_owner_reuses_the_page() {
         assert_eq!(second.swapped_pages(cpu), 1);
         assert_eq!(load(cpu, &second, AT + P), Ok(6));
         child.exit(cpu);
-        assert_eq!(space.fault(cpu, AT + P, Access::Write), Ok(FaultKind::Swapped));
+        assert_eq!(space.fault_remote(cpu, AT + P, Access::Write), Ok(FaultKind::Swapped));
         assert_eq!(cpu.swap_usage().1, 0);
         store(cpu, space, AT + P, 60).unwrap();
         assert_eq!((load(cpu, &second, AT + P), load(cpu, &second, AT)), (Ok(6), Ok(50)));
@@ -431,15 +431,15 @@ fn a_page_may_be_read_later() {
         store(cpu, space, AT + P, 6).unwrap();
         page_out(cpu, space, 0, 2);
         memory.plan([Plan::Later, Plan::Later]);
-        assert_eq!(space.fault(cpu, AT, Access::Read), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
-        assert_eq!(space.fault(cpu, AT, Access::Write), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT, Access::Write), Ok(FaultKind::Pending));
         assert_eq!(cpu.pending_read().unwrap().id(), pending.id(), "it is read once");
         memory.complete(cpu, None);
         assert_eq!(pending.outcome(), Some(Ok(())));
         assert_eq!(load(cpu, space, AT), Ok(5));
         // During the read, the program frees the page, and another page gets its slot.
-        assert_eq!(space.fault(cpu, AT + P, Access::Read), Ok(FaultKind::Pending));
+        assert_eq!(space.fault_remote(cpu, AT + P, Access::Read), Ok(FaultKind::Pending));
         let _pending = cpu.pending_read().unwrap();
         space.madvise(cpu, AT + P, P, Advice::DontNeed).unwrap();
         (0..8).for_each(|page| store(cpu, space, AT + page * P, 50 + page).unwrap());

@@ -396,7 +396,7 @@ fn a_panicking_watcher_leaves_no_state() {
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
-    unwinds(&cpu, "watch", || space.fault(&cpu, 5 * PAGE_SIZE, Access::Read));
+    unwinds(&cpu, "watch", || space.fault_remote(&cpu, 5 * PAGE_SIZE, Access::Read));
     vm.trace.unwatch();
     // A fault in memory with a policy prepares a frame before the fault finds the access forbidden.
     map(&cpu, &space, 0, 1, Prot::READ);
@@ -404,7 +404,7 @@ fn a_panicking_watcher_leaves_no_state() {
     cpu.drain();
     let free = vm.free_frames();
     vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
-    unwinds(&cpu, "watch", || space.fault(&cpu, AT, Access::Write));
+    unwinds(&cpu, "watch", || space.fault_remote(&cpu, AT, Access::Write));
     vm.trace.unwatch();
     cpu.drain();
     assert_eq!(vm.free_frames(), free, "the prepared frame is free again");
