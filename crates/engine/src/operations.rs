@@ -3,8 +3,8 @@
 
 use faultless::audit::audit_with;
 use faultless::{
-    Access, Advice, Backing, Copies, KNOBS, MapFlags, Object, PAGE_SIZE, Prot, RemapFlags, Setting,
-    Shared,
+    Access, Advice, Backing, KNOBS, MapFlags, Object, PAGE_SIZE, PrivateCopies, Prot, RemapFlags,
+    Setting, Shared,
 };
 use faultless_native::{Checked, Config, Native, NativeCpu, Process, Stop};
 
@@ -138,7 +138,7 @@ fn truncate(processes: &[Process<'_>], objects: &[Shared<Object>], bytes: &mut B
         if object.set_pages(cpu.cpu(), pages).is_ok() {
             let gone = pages..u64::MAX;
             for process in processes {
-                process.space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
+                process.space().revoke(cpu.cpu(), object, gone.clone(), PrivateCopies::Drop);
             }
         }
         Ok(())

@@ -192,20 +192,18 @@ impl Disk {
 // ANCHOR_END: store
 
 // ANCHOR: background
-/// The timer interrupt of a CPU, or a kernel thread that runs every few milliseconds.
+/// The timer interrupt of a CPU, or a kernel thread that runs every few milliseconds. Evicts pages
+/// before programs run out of frames, and moves at most 32 pages to fast memory.
 fn tick(cpu: &Cpu<'_, Board>) {
-    // Evicts pages before programs run out of frames.
-    cpu.reclaim_ahead();
-    // Moves at most 32 pages to fast memory. Returns at once on a machine with one memory node.
-    cpu.balance(32);
+    cpu.background(32);
 }
 
-/// The idle loop of a CPU.
+/// The idle loop of a CPU. Zeroes frames (knob `zeroed_pool`), and makes free blocks of 2 MiB on
+/// machines with at least 32 MiB. A kernel with threads ends the loop if a thread can run.
 fn idle(cpu: &Cpu<'_, Board>) {
-    // Zeroes frames (knob `zeroed_pool`), and frees what calls of this CPU retired.
-    cpu.zero_ahead(256);
-    // Makes free blocks of 2 MiB, on machines with at least 32 MiB.
-    cpu.compact_ahead(512);
+    while !cpu.background(256).is_idle() {}
+    // Other CPUs need not interrupt this CPU for the translations dropped here.
+    cpu.flush_local();
 }
 // ANCHOR_END: background
 
@@ -260,7 +258,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let _ = write!(std::io::stdout(), "{}{}", space.maps(&cpu), vm.totals());
 
     // ANCHOR: end
-    space.thread_leaves(&cpu, &program.thread);
+    space.exit_thread(&cpu, &program.thread);
     // SAFETY: the program has ended, and the machine caches no translations.
     unsafe { space.deactivate(&cpu) };
     space.exit(&cpu);

@@ -15,9 +15,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use faultless::audit::audit;
 use faultless::prefault::Streams;
 use faultless::{
-    Access, Advice, Backing, CacheMode, Copies, Cpu, CpuId, DeviceMemory, FaultError, FrameNumber,
-    Invalidate, Machine, MapFlags, MemoryRegion, Object, PAGE_SIZE, Prot, Shared, Space, SpaceId,
-    Vm,
+    Access, Advice, Backing, CacheMode, Cpu, CpuId, DeviceMemory, FaultError, FrameNumber,
+    Invalidate, Machine, MapFlags, MemoryRegion, Object, PAGE_SIZE, PrivateCopies, Prot, Shared,
+    Space, SpaceId, Vm,
 };
 use std::error::Error;
 
@@ -148,7 +148,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let frames_of = |guest: &Guest| {
         let own = |page: &u64| {
             let shared = guest.memory.page_at(&cpu, page * PAGE_SIZE);
-            shared.is_some_and(|page| page.usage == faultless::Use::Anon)
+            shared.is_some_and(|page| page.usage == faultless::FrameUse::Anon)
         };
         (0..PAGES).filter(own).count()
     };
@@ -220,7 +220,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pages = 16..32;
     image.free_pages(&cpu, pages.clone());
     for guest in &guests {
-        guest.memory.revoke(&cpu, &image, pages.clone(), Copies::Keep);
+        guest.memory.revoke(&cpu, &image, pages.clone(), PrivateCopies::Keep);
     }
     assert_eq!(read(&guests[1].memory, 20, 4)?, [0; 4]);
 

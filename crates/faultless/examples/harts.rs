@@ -151,7 +151,7 @@ impl<'a> Hart<'a> {
                 Err(error) => break Err(error),
             }
         };
-        space.thread_leaves(cpu, &hart.thread);
+        space.exit_thread(cpu, &hart.thread);
         // SAFETY: the program has ended; the call has the TLB emptied.
         unsafe { space.deactivate(cpu) };
         result
@@ -292,7 +292,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!((parents?, childs?), (2000, (2000, 3000)), "what one stored, the other never sees");
     // The page without later stores is still shared by both.
-    let page = |space: &Space<Board>| space.translate(&first, data + PAGE_SIZE).map(|to| to.frame);
+    let page = |space: &Space<Board>| space.page_at(&first, data + PAGE_SIZE).map(|to| to.frame);
     assert!(page(&space).is_some() && page(&space) == page(&child));
     // The reader may have closed the output.
     let _ = write!(std::io::stdout(), "{}", vm.totals());

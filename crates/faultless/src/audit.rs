@@ -7,14 +7,14 @@
 
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::file::Object;
-use crate::frame::{Census, Imbalance, Kind, Use, folio};
+use crate::frame::{Census, FrameUse, Imbalance, Kind, folio};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::reclaim::swap::Swap;
 use crate::rmap::visits::Visits;
 use crate::rmap::walker::Walk;
 use crate::space::Space;
-use crate::space::vma::{Memory, Prot, Vma};
+use crate::space::vma::{PageSource, Prot, Vma};
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
@@ -308,7 +308,7 @@ pub fn audit_with<M: Machine>(
 /// `None`: a CPU is changing the entry, or the page is not mapped; or the flush of pages of the
 /// space is [deferred](crate::Setting::DeferredFlush), so CPUs may load from the old frames of
 /// migrated pages.
-pub fn settled_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
+pub fn stable_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
     // SAFETY: VMAs in a view live as long as the section.
@@ -376,7 +376,7 @@ fn audit_space<M: Machine>(
                 return wrong("accessible though its VMA is not, or the reverse");
             }
             let device = match area.memory {
-                Memory::Device { cache, .. } => Some(cache),
+                PageSource::Device { cache, .. } => Some(cache),
                 _ => None,
             };
             if cpu.vm().device(entry) != device {
@@ -398,11 +398,12 @@ fn audit_space<M: Machine>(
             }
             let meta = cpu.vm().frames.meta(entry.frame());
             let kind = meta.kind();
-            if kind == Kind::Used(Use::Anon) && vma.anon_vma.peek().is_none() {
+            if kind == Kind::Used(FrameUse::Anon) && vma.anon_vma.peek().is_none() {
                 return wrong("an anonymous page in a VMA without an anon_vma");
             }
-            if kind != Kind::Used(if area.is_private() { Use::Anon } else { Use::Shared }) {
-                if kind != Kind::Used(Use::Shared) || area.memory.object().is_none() {
+            if kind != Kind::Used(if area.is_private() { FrameUse::Anon } else { FrameUse::Shared })
+            {
+                if kind != Kind::Used(FrameUse::Shared) || area.memory.object().is_none() {
                     return wrong("maps a frame that is not of its VMA's kind");
                 }
                 if entry.is_writable() {
@@ -411,7 +412,7 @@ fn audit_space<M: Machine>(
             }
             resident += 1;
             if huge {
-                return if kind == Kind::Used(Use::Shared) && !entry.is_writable() {
+                return if kind == Kind::Used(FrameUse::Shared) && !entry.is_writable() {
                     Ok(())
                 } else {
                     wrong("a huge leaf that allows stores, or maps what is not an object's")

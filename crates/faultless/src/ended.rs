@@ -23,7 +23,7 @@
 use crate::error::OutOfMemory;
 use crate::file::{Parts, Unread};
 use crate::heap::{Shared, try_box};
-use crate::space::remains::Remains;
+use crate::space::dropped::DroppedSpace;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use alloc::boxed::Box;
 use core::ptr::{self, NonNull};
@@ -32,7 +32,7 @@ use core::ptr::{self, NonNull};
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an object takes a frame for its root table anyway")]
 pub(crate) enum Left {
-    Space(Remains),
+    Space(DroppedSpace),
     Object(Parts),
     /// A read that was never completed.
     Reading(Unread),
@@ -160,7 +160,7 @@ impl Drop for Ended {
     }
 }
 
-/// The place of a space or an object on the list, until used by [`leave`](Self::leave) or
+/// The place of a space or an object on the list, until used by [`push`](Self::push) or
 /// [vacated](Self::vacate).
 #[derive(Debug)]
 pub(crate) struct Place(Option<(Box<Node>, Shared<List>)>);
@@ -177,7 +177,7 @@ impl Place {
     }
 
     /// Puts the result of `left` on the list, unless the place was vacated.
-    pub(crate) fn leave(&mut self, left: impl FnOnce() -> Left) {
+    pub(crate) fn push(&mut self, left: impl FnOnce() -> Left) {
         if let Some((mut node, list)) = self.0.take() {
             node.left = Some(left());
             list.push(node);
@@ -203,11 +203,11 @@ mod tests {
         let ended = Ended::try_new().unwrap();
         assert!(ended.is_empty());
         for pages in 1..=3 {
-            ended.place().unwrap().leave(|| Left::Object(Parts::of_root(ROOT, pages)));
+            ended.place().unwrap().push(|| Left::Object(Parts::of_root(ROOT, pages)));
         }
         let mut vacated = ended.place().unwrap();
         vacated.vacate();
-        vacated.leave(|| unreachable!("its owner has ended"));
+        vacated.push(|| unreachable!("its owner has ended"));
         assert!(!ended.is_empty());
         let pages = ended.take().map(|left| match left {
             Left::Object(parts) => parts.pages(),
@@ -222,10 +222,10 @@ mod tests {
         let ended = Ended::try_new().unwrap();
         let list = ended.0.clone();
         let [mut before, mut after] = [(); 2].map(|()| ended.place().unwrap());
-        before.leave(left);
+        before.push(left);
         drop(ended);
         assert!(list.is_empty());
-        after.leave(left);
+        after.push(left);
         assert!(list.is_empty());
     }
 
@@ -236,7 +236,7 @@ mod tests {
             let list = ended.0.clone();
             let mut place = ended.place().unwrap();
             thread::scope(|scope| {
-                scope.spawn(move || place.leave(left));
+                scope.spawn(move || place.push(left));
                 drop(ended);
             });
             assert!(list.is_empty());

@@ -53,8 +53,8 @@
 //! runs one space at a time, from [`Space::activate`] to [`Space::deactivate`].
 //!
 //! A **fault** is an access that the MMU could not translate. The kernel's handler calls
-//! [`Space::fault`], which finds the VMA, prepares a page and installs its page-table entry;
-//! then the access is retried.
+//! [`Space::fault`], which finds the VMA, prepares a page and installs its page-table entry; then
+//! the access is retried.
 //!
 //! A fault takes no lock, so an `munmap` may run concurrently on another CPU. Each VMA has a
 //! sequence count: even while the VMA is in force, permanently odd after a call has detached the
@@ -108,11 +108,13 @@
 //! # In the background
 //!
 //! The subsystem has no threads of its own. A CPU that runs out of frames frees some in the current
-//! call. For work that is better done in advance, a kernel makes these calls, on any of its CPUs
-//! and at any rate. Each call returns soon if there is no work.
+//! call. For work that is better done in advance, a kernel calls [`Cpu::background`], on any of its
+//! CPUs and at any rate: from a timer, and in the idle loop. The call returns soon if there is no
+//! work. The single calls, for kernels with different rates, and the calls that remain:
 //!
 //! | call | effect | when |
 //! |---|---|---|
+//! | [`Cpu::background`] | evicts, balances, zeroes and compacts, within a budget of pages | every few milliseconds, and while a CPU is idle |
 //! | [`Cpu::swap_on`] | sets the swap area, so that private pages may be swapped out | once, before memory is short |
 //! | [`Cpu::reclaim_ahead`] | evicts pages if few frames are available | while programs wait for pages to be read, or every few milliseconds |
 //! | [`Cpu::balance`] | moves pages between fast and slow memory | every few milliseconds on a CPU near fast memory |
@@ -196,7 +198,7 @@ pub use file::{
     StoreError, WriteRun,
 };
 pub use frame::zeroed::RUN as ZEROED_RUN;
-pub use frame::{Census, Imbalance, Use};
+pub use frame::{Census, FrameUse, Imbalance};
 pub use heap::{Shared, try_box, try_box_with};
 pub use knob::{AnonVmaCheck, HugeText, KNOBS, KnobError, Knobs, Locking, Setting};
 pub use machine::{
@@ -206,17 +208,17 @@ pub use machine::{
 pub use reclaim::compact::Compacted;
 pub use reclaim::tiers::Balanced;
 pub use space::{
-    AccessError, Advice, Area, AreaInfo, Backing, Copies, DeviceMemory, Label, Lock, MapFlags,
-    Maps, MemPolicy, Memory, NodeSet, PageInfo, PagePlace, Pins, Prot, RemapFlags, Space,
-    Translation, VmaFlags,
+    AccessError, Advice, Area, AreaInfo, Backing, DeviceMemory, Label, MapFlags, Maps, MemPolicy,
+    MemoryLock, NodeSet, PageInfo, PagePlace, PageSource, Pins, PrivateCopies, Prot, RemapFlags,
+    Space, Translation, VmaFlags,
 };
-pub use stat::{Counter, Point, Totals, Trace, TraceEvent, Watcher};
+pub use stat::{Counter, Totals, Trace, TraceEvent, TracePoint, Watcher};
 #[doc(hidden)]
 pub use sync::mutant::Mutant;
 #[cfg(feature = "observe")]
 pub use sync::observe;
 pub use table::format::{CacheMode, USER_END};
-pub use vm::{Block, Cpu, Vm};
+pub use vm::{Background, Block, Cpu, Vm};
 
 /// The locks and wait loops of the subsystem, for use by the machine and the kernel.
 ///

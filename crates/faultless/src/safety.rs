@@ -49,7 +49,7 @@
 //!
 //! ```compile_fail,E0133
 //! # use faultless::{Cpu, Machine, Space};
-//! fn leave<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) {
+//! fn retire_space<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>) {
 //!     space.deactivate(cpu);
 //! }
 //! ```
@@ -153,7 +153,7 @@
 
 #[cfg(test)]
 mod tests {
-    use crate::frame::{Owed, Settled};
+    use crate::frame::{FlushPending, Flushed};
     use crate::sync::grace::Section;
     use crate::sync::percpu::Local;
     use crate::sync::range::RangeGuard;
@@ -179,6 +179,6 @@ mod tests {
         assert_not!(RangeGuard<'static>: Send);
         assert_not!(Local: Sync);
         // A frame which may still be in a TLB can be neither freed nor allocated again.
-        assert_not!(Owed: Settled);
+        assert_not!(FlushPending: Flushed);
     }
 }

@@ -329,7 +329,7 @@ impl fmt::Display for Totals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[non_exhaustive]
-pub enum Point {
+pub enum TracePoint {
     /// `pagefault:spf_vma_changed`
     VmaChanged = 0,
     /// `pagefault:spf_vma_noanon`
@@ -342,7 +342,7 @@ pub enum Point {
     PmdChanged = 4,
 }
 
-impl Point {
+impl TracePoint {
     /// Every trace point.
     pub const ALL: [Self; 5] =
         [Self::VmaChanged, Self::VmaNoanon, Self::VmaNotsup, Self::VmaAccess, Self::PmdChanged];
@@ -364,7 +364,7 @@ impl Point {
 #[non_exhaustive]
 pub struct TraceEvent {
     /// The trace point.
-    pub point: Point,
+    pub point: TracePoint,
     /// The space of the fault.
     pub space: SpaceId,
     /// The faulting address.
@@ -383,7 +383,7 @@ pub struct Trace {
 
 impl Trace {
     /// Calls `watcher` at each of `points` from now on, and replaces the previous watcher.
-    pub fn watch(&self, points: &[Point], watcher: Watcher) {
+    pub fn watch(&self, points: &[TracePoint], watcher: Watcher) {
         *self.watcher.lock(&Spin) = Some(watcher);
         let mask = points.iter().fold(0, |mask, &point| mask | 1 << point as u32);
         self.watched.store(mask, Ordering::Release);
@@ -396,7 +396,7 @@ impl Trace {
     }
 
     #[inline(always)]
-    pub(crate) fn hit(&self, wait: &impl Wait, point: Point, space: SpaceId, addr: u64) {
+    pub(crate) fn hit(&self, wait: &impl Wait, point: TracePoint, space: SpaceId, addr: u64) {
         if self.watched.load(Ordering::Relaxed) & 1 << point as u32 != 0 {
             self.tell(wait, TraceEvent { point, space, addr });
         }

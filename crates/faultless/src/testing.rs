@@ -1,6 +1,11 @@
 //! A machine for unit tests: its memory is a vector, its TLBs are empty, and it records the calls
 //! of `invalidate`.
 
+#[cfg(not(loom))]
+pub(crate) mod guest;
+#[cfg(not(loom))]
+pub(crate) mod store;
+
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
 use crate::file::{BackingStore, ReadRun, StoreError, WriteRun};

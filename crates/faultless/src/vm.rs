@@ -1,12 +1,14 @@
 //! The subsystem as a whole, and the [CPU](cpu) that a call runs on.
 
+mod background;
 mod block;
 mod collect;
 mod cpu;
-mod settle;
+mod flush;
 mod state;
 mod zero;
 
+pub use background::Background;
 pub use block::Block;
 pub use cpu::Cpu;
 
@@ -15,14 +17,14 @@ use crate::ended::Ended;
 use crate::error::Errno;
 use crate::fault::prefault::Predictor;
 use crate::file::Charge;
-use crate::frame::{Census, FrameMeta, Frames, Imbalance, Kind, Use};
+use crate::frame::{Census, FrameMeta, FrameUse, Frames, Imbalance, Kind};
 use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Knobs, Setting};
 use crate::machine::{CpuId, MAX_CPUS, MAX_NODES, Machine, SpaceId};
 use crate::reclaim::clock::Clock;
 use crate::reclaim::compact::Compaction;
-use crate::reclaim::listed;
+use crate::reclaim::lazy_list;
 use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
 use crate::stat::{Totals, Trace};
@@ -55,7 +57,7 @@ pub struct Vm<M: Machine> {
     /// The trace points.
     pub trace: Trace,
     /// The spaces that may contain lazily freed pages.
-    pub(crate) lazy: listed::Spaces,
+    pub(crate) lazy: lazy_list::Spaces,
     /// The pages that are charged against the knob `file_limit`.
     pub(crate) charge: Charge,
     /// The clock hands, which choose the pages to evict.
@@ -111,7 +113,7 @@ impl<M: Machine> Vm<M> {
         // dropped before `cpu` can be called.
         let boot = unsafe { Local::claim(CpuId(0)) };
         let zero = frames.alloc(&boot, &Spin).ok_or(Errno::ENOMEM)?;
-        let zero = frames.publish(zero.zero(&machine), Use::Zero, 0, 0);
+        let zero = frames.publish(zero.zero(&machine), FrameUse::Zero, 0, 0);
         let total = frames.total();
         Ok(Self {
             frames,
@@ -124,7 +126,7 @@ impl<M: Machine> Vm<M> {
             cpus: PerCpu::try_new_with(cpus, |_| CpuState::try_new(total))?,
             knobs: Knobs::new(Identity::new()),
             trace: Trace::default(),
-            lazy: listed::Spaces::default(),
+            lazy: lazy_list::Spaces::default(),
             charge: Charge::default(),
             clock: Clock::try_new(total)?,
             compaction: Compaction::new(),

@@ -251,7 +251,9 @@ impl Deferral {
                 state.load(frame);
                 At::Program
             }
-            At::Fault(_) if state.is_pending() && !self.lost(Mutant::WriteSettles) => return None,
+            At::Fault(_) if state.is_pending() && !self.lost(Mutant::WriteFlushesPending) => {
+                return None;
+            }
             At::Fault(frame) if state.entry == Slot::Leaf(frame, false) => {
                 state.entry = Slot::Busy;
                 At::Held(frame)
@@ -345,10 +347,10 @@ impl Deferral {
     }
 
     /// Returns whether no CPU can have a translation of the page, whose entry is busy.
-    fn is_cold(&self, state: &State) -> bool {
+    fn is_flush_free(&self, state: &State) -> bool {
         let since = |stamp| {
             let has_flushed = |cpu: usize| state.flushed[cpu] >= stamp || !state.in_set[cpu];
-            (0..RUNNING).all(has_flushed) || self.lost(Mutant::ColdLooksAtStamps)
+            (0..RUNNING).all(has_flushed) || self.lost(Mutant::FlushFreeChecksStamps)
         };
         !state.accessed && state.aged.is_some_and(since)
     }
@@ -372,7 +374,8 @@ impl Deferral {
             (Kernel::Idle, Slot::Out) => None,
             _ => return None,
         };
-        let line = if there.is_some() { Mutant::WriteSettles } else { Mutant::OverwriteSettles };
+        let line =
+            if there.is_some() { Mutant::WriteFlushesPending } else { Mutant::OverwriteSettles };
         if state.is_pending() && !self.lost(line) {
             return None;
         }
@@ -393,7 +396,9 @@ impl Deferral {
                 state.aged = state.aged.max(Some(state.clock.checked_add(1)?));
                 Kernel::Idle
             }
-            Kernel::Has(then, frame, stores) if then != Then::Protect && self.is_cold(state) => {
+            Kernel::Has(then, frame, stores)
+                if then != Then::Protect && self.is_flush_free(state) =>
+            {
                 Kernel::Flushed(then, frame, stores, None)
             }
             Kernel::Has(then, frame, stores) => {
@@ -488,7 +493,7 @@ impl Deferral {
                     let due = state.owes[cpu].min(stamp);
                     owing[cpu] && state.flushed[cpu] < due && state.in_set[cpu]
                 };
-                if (0..RUNNING).any(awaited) && !self.lost(Mutant::SettleAwaits) {
+                if (0..RUNNING).any(awaited) && !self.lost(Mutant::FlushAwaitsCpus) {
                     return None;
                 }
                 self.pay(state, stamp);
@@ -671,9 +676,9 @@ impl Model for Deferral {
         ];
         if self.ages != 0 {
             all.push(Property::sometimes(
-                "a page that may be stored to is cold",
+                "a page that may be stored to is flush-free",
                 |model: &Self, state: &State| {
-                    matches!(state.kernel, Kernel::Has(_, _, true)) && model.is_cold(state)
+                    matches!(state.kernel, Kernel::Has(_, _, true)) && model.is_flush_free(state)
                 },
             ));
         }

@@ -221,7 +221,7 @@ impl Protocol {
                 Writer::Settling
             }
             Writer::Settling => match state.entry {
-                Slot::Busy if !self.lost(Mutant::SettleWaits) => return None,
+                Slot::Busy if !self.lost(Mutant::ReplaceWaits) => return None,
                 Slot::Leaf(frame) => {
                     state.entry = Slot::None;
                     state.frames[frame as usize] = Owner::Owed;

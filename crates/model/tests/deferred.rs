@@ -31,7 +31,7 @@ fn the_laws_hold_with_cold_pages() {
 
 /// Checks that `law` breaks without `mutant`.
 fn breaks(mutant: Mutant, law: &'static str) {
-    let rounds = ROUNDS[usize::from(mutant == Mutant::ColdLooksAtStamps)];
+    let rounds = ROUNDS[usize::from(mutant == Mutant::FlushFreeChecksStamps)];
     common::breaks(model(rounds, Some(mutant)), mutant, law);
 }
 
@@ -40,7 +40,7 @@ const LOST: &str = "law 2: never a lost write";
 
 #[test]
 fn unmapping_a_cached_page_without_a_flush_leaves_a_stale_owner() {
-    breaks(Mutant::ColdLooksAtStamps, STALE);
+    breaks(Mutant::FlushFreeChecksStamps, STALE);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_deferred_flush_of_a_writable_page_loses_a_store() {
 
 #[test]
 fn making_a_page_writable_without_a_settlement_hides_its_stores() {
-    breaks(Mutant::WriteSettles, LOST);
+    breaks(Mutant::WriteFlushesPending, LOST);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn overwriting_an_evicted_page_without_a_settlement_hides_it() {
 
 #[test]
 fn a_settlement_without_waiting_frees_used_frames() {
-    breaks(Mutant::SettleAwaits, STALE);
+    breaks(Mutant::FlushAwaitsCpus, STALE);
 }
 
 #[test]

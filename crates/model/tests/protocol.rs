@@ -47,7 +47,7 @@ fn without_the_second_read_a_page_is_mapped_behind_the_writer() {
 
 #[test]
 fn a_writer_ignoring_a_busy_entry_loses_a_frame() {
-    breaks(Mutant::SettleWaits, ACCOUNTED);
+    breaks(Mutant::ReplaceWaits, ACCOUNTED);
 }
 
 #[test]

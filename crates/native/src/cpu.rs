@@ -14,7 +14,7 @@ use crate::memory::{Memory, Word};
 use crate::mmu::{self, Step, Translation};
 use crate::process::{Native, Process, whole_life};
 use core::fmt;
-use faultless::audit::settled_entry;
+use faultless::audit::stable_entry;
 use faultless::format::CANONICAL_END;
 use faultless::{
     Access, Advice, Cpu, CpuId, Error, FaultError, FaultKind, FrameNumber, MapFlags, PAGE_SHIFT,
@@ -212,7 +212,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     /// predictions from its faults are dropped, except for the part that later threads may learn
     /// from.
     pub fn end_thread(&self) {
-        self.process.space().thread_leaves(self.cpu(), self.thread);
+        self.process.space().exit_thread(self.cpu(), self.thread);
     }
 
     /// Runs work other than guest code, such as waiting for another thread. No CPU waits for this
@@ -373,7 +373,7 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
 
     fn check_entry(&self, addr: u64, access: Access, translation: Translation) {
         // No interrupt was taken since the translation was found.
-        if let Some(entry) = settled_entry(self.cpu, self.space(), addr)
+        if let Some(entry) = stable_entry(self.cpu, self.space(), addr)
             && !translation.agrees(entry, addr, access)
         {
             self.violated(Stale::Entry, addr, frame_of(addr, translation));

@@ -76,7 +76,7 @@ fn disturb<'n>(
             space.mprotect(cpu.cpu(), at, len, RW)?;
         }
         9 => {
-            cpu.cpu().settle_flushes();
+            cpu.cpu().flush_deferred();
         }
         10 => {
             let protect = |pages| space.write_protect(cpu.cpu(), object, pages);

@@ -4,7 +4,7 @@
 use crate::common::stress::{Clock, machine, storm, weather};
 use crate::common::{PAGE, RW, word};
 use core::sync::atomic::{AtomicU64, Ordering};
-use faultless::{Advice, Backing, Copies, Counter, MapFlags, Object, Prot, Setting, Shared};
+use faultless::{Advice, Backing, Counter, MapFlags, Object, PrivateCopies, Prot, Setting, Shared};
 use faultless_native::{NativeCpu, Signal, Stop};
 use std::sync::RwLock;
 
@@ -199,7 +199,7 @@ impl Thread<'_> {
         let end = self.random.u64(0..PAGES);
         cuts.fetch_add(1, Ordering::SeqCst);
         object.set_pages(cpu.cpu(), end).unwrap();
-        cpu.running().space().revoke(cpu.cpu(), object, end..PAGES, Copies::Drop);
+        cpu.running().space().revoke(cpu.cpu(), object, end..PAGES, PrivateCopies::Drop);
         let beyond = self.random.u64(end..PAGES);
         // The mappings of other threads are in this space as well.
         for at in (0..THREADS).flat_map(|number| places(number, file)) {

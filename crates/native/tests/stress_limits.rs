@@ -173,7 +173,7 @@ impl Owner<'_> {
         let _ = cpu.mmap(CHURN, len, RW, SHARED | MapFlags::FIXED);
         let _ = cpu.store(CHURN, 1u64);
         if self.random.bool() {
-            cpu.cpu().settle_retired();
+            cpu.cpu().wait_grace();
         }
         let _ = cpu.munmap(CHURN, CHURN_PAGES * PAGE);
     }

@@ -70,7 +70,7 @@ fn disturb<'n>(
             space.mprotect(cpu.cpu(), at, len, RW)?;
         }
         9 => {
-            cpu.cpu().settle_flushes();
+            cpu.cpu().flush_deferred();
         }
         10 => {
             cpu.cpu().balance(count);

@@ -85,7 +85,7 @@ fn disturb(
             space.mprotect(cpu.cpu(), at, len, RW)?;
         }
         9 => {
-            cpu.cpu().settle_flushes();
+            cpu.cpu().flush_deferred();
         }
         10 => {
             let advice = if random.bool() { Advice::DontNeed } else { Advice::Free };
@@ -101,7 +101,7 @@ fn disturb(
             let page = random.u64(0..KEPT);
             let pins = space.pin(cpu.cpu(), AT + page * PAGE, PAGE, false)?;
             space.evict(cpu.cpu(), AT + page * PAGE, PAGE)?;
-            let there = space.translate(cpu.cpu(), AT + page * PAGE).map(|found| found.frame);
+            let there = space.page_at(cpu.cpu(), AT + page * PAGE).map(|found| found.frame);
             assert_eq!(there, Some(pins.frames()[0]), "page {page} is pinned");
         }
     }

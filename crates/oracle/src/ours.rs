@@ -8,8 +8,8 @@
 use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, page};
 use crate::seen::{self, Area, ELSEWHERE, NAMELESS, Outcome, Seen, digest, near};
 use faultless::{
-    Access, Advice, Backing, Copies, Errno, Error, MapFlags, Object, Prot, RemapFlags, Setting,
-    Shared, VmaFlags,
+    Access, Advice, Backing, Errno, Error, MapFlags, Object, PrivateCopies, Prot, RemapFlags,
+    Setting, Shared, VmaFlags,
 };
 use faultless_native::{Checked, Config, ConfigError, Native, NativeCpu, Process, Signal, Stop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -248,9 +248,9 @@ impl<'n> Case<'n> {
     fn revoke(&self, cpu: &NativeCpu<'_, 'n>, object: usize, first: u64) {
         let object = &self.objects[object];
         let gone = first..u64::MAX;
-        cpu.running().space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
+        cpu.running().space().revoke(cpu.cpu(), object, gone.clone(), PrivateCopies::Drop);
         for process in self.processes.iter().flatten() {
-            process.space().revoke(cpu.cpu(), object, gone.clone(), Copies::Drop);
+            process.space().revoke(cpu.cpu(), object, gone.clone(), PrivateCopies::Drop);
         }
     }
 

@@ -146,7 +146,7 @@ impl<P: Predictor> Policy for Anticipate<P> {
 
     fn leaves(&mut self, thread: usize, space: usize, pages: &Pages) {
         self.check_used(thread, space, &(0..u64::MAX), pages);
-        self.threads[thread].leave(&self.defaults);
+        self.threads[thread].exit(&self.defaults);
     }
 }
 

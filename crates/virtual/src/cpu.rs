@@ -187,7 +187,7 @@ impl<'a> VirtualCpu<'a> {
 
     /// Ends the thread.
     pub fn end_thread(&self) {
-        self.space().thread_leaves(self.cpu, self.thread);
+        self.space().exit_thread(self.cpu, self.thread);
     }
 
     fn space(&self) -> &'a Space<VirtualMachine> {

@@ -355,7 +355,7 @@ impl Files {
                 let addresses = areas
                     .iter()
                     .flat_map(|area| (area.start..area.end).step_by(PAGE_SIZE as usize));
-                let frame = |addr| process.space().translate(cpu, addr).map(|found| found.frame);
+                let frame = |addr| process.space().page_at(cpu, addr).map(|found| found.frame);
                 // A frame mapped twice by the same process counts once.
                 for frame in addresses.filter_map(frame).collect::<HashSet<_>>() {
                     *mapped.entry(frame).or_insert(0) += 1;

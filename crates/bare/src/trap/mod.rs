@@ -1,10 +1,10 @@
 //! The handlers called by the entries: page faults first, then everything else.
 //!
 //! A page fault of the program, or of a copy from or to the program's memory, goes to
-//! [`Space::fault`](faultless::Space::fault) of the space that this CPU runs. (A copy without
-//! a running task goes to [`Space::fault_remote`](faultless::Space::fault_remote).) A fault that cannot be served
-//! goes to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any other page fault in
-//! the kernel is fatal.
+//! [`Space::fault`](faultless::Space::fault) of the space that this CPU runs. (A copy without a
+//! running task goes to [`Space::fault_remote`](faultless::Space::fault_remote).) A fault that
+//! cannot be served goes to the [kernel](crate::Kernel) above, or to the fixup of the copy. Any
+//! other page fault in the kernel is fatal.
 //!
 //! An instruction of a program can also make the processor itself access memory with kernel rights,
 //! for example a descriptor. No mapping of the program can make such an access succeed, so its

@@ -33,7 +33,7 @@ pub(super) enum Reader {
 /// The result of a read.
 pub(super) enum ReadIn {
     /// The page is present now, or the mapping is gone: retry.
-    LookAgain,
+    Retry,
     /// The read is in progress.
     Pending,
     /// The store failed.
@@ -99,7 +99,7 @@ impl<M: Machine> Space<M> {
             let object = area.memory.object().filter(|it| entry.is_none() && it.is_stored())?;
             Some((object.clone(), area.index_of(page), area.flags.contains(VmaFlags::RANDOM)))
         });
-        let Some((object, index, at_random)) = wanted else { return ReadIn::LookAgain };
+        let Some((object, index, at_random)) = wanted else { return ReadIn::Retry };
         let state = cpu.state();
         let this = (state.counts.get(Counter::Faults), object.id(), index);
         if reader == Reader::UnderLock && state.unread.take() == Some(this) {
@@ -116,21 +116,21 @@ impl<M: Machine> Space<M> {
         let mut fetched = object.fetch(cpu, index, reach);
         if reader != Reader::Attempt && matches!(fetched, Err(Lack::Heap)) {
             // Retired objects may hold the missing memory. There is no other memory to wait for.
-            cpu.settle_all();
+            cpu.wait_grace_all();
             fetched = object.fetch(cpu, index, reach);
         }
         Object::release(object, cpu);
         match fetched {
             Ok(Fetched::There) => {
                 cpu.count(Counter::MajorFault);
-                ReadIn::LookAgain
+                ReadIn::Retry
             }
             Ok(Fetched::Pending(pending)) => {
                 cpu.count(Counter::MajorFault);
                 cpu.set_pending(pending);
                 ReadIn::Pending
             }
-            Err(Lack::Beyond) => ReadIn::LookAgain,
+            Err(Lack::Beyond) => ReadIn::Retry,
             Err(Lack::Memory | Lack::Heap) => ReadIn::NoMemory,
             Err(Lack::Store(_)) => {
                 if reader == Reader::Attempt {

@@ -3,8 +3,8 @@
 use super::{Attempt, FaultKind};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::{Abort, overtaken};
-use crate::frame::{Frame, Settled, Use};
+use crate::fault::ticket::{Abort, why_invalid};
+use crate::frame::{Flushed, Frame, FrameUse};
 use crate::machine::Machine;
 use crate::rmap::{AnonVma, AnonVmaSlot};
 use crate::space::merge::{joins_a_change, mergeable_anon_vma};
@@ -21,11 +21,11 @@ impl<M: Machine> Attempt<'_, '_, M> {
     pub(super) fn read_untouched(self, slot: &AtomicU64) -> Result<Option<FaultKind>, Abort> {
         let entry = self.leaf(self.cpu.vm().zero).special();
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         held.commit(entry);
         self.cpu.count(Counter::ZeroPage);
@@ -55,12 +55,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let entry = leaf(self, frame.number());
         let Ok(held) = protocol::take(slot, Entry::NONE, self.cpu) else {
             prepared.keep_zeroed(frame);
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_zeroed(frame);
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         self.publish(frame);
         held.commit(entry);
@@ -78,9 +78,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// Describes a frame that becomes this fault's anonymous page: the anchor is the space's, the
     /// index is the page number. Returns the frame number.
     #[inline(always)]
-    pub(super) fn publish<S: Settled>(self, frame: Frame<S>) -> FrameNumber {
+    pub(super) fn publish<S: Flushed>(self, frame: Frame<S>) -> FrameNumber {
         let index = self.page >> PAGE_SHIFT;
-        self.cpu.vm().frames.publish(frame, Use::Anon, self.space.anchor(), index)
+        self.cpu.vm().frames.publish(frame, FrameUse::Anon, self.space.anchor(), index)
     }
 
     /// Makes an anon_vma for the VMA if there is none: the fault is about to create an anonymous
@@ -124,7 +124,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// Counts and reports that another CPU changed the entry between the read and the
     /// compare-and-swap.
     #[inline(always)]
-    pub(super) fn outrun(self) -> Result<Option<FaultKind>, Abort> {
+    pub(super) fn entry_changed(self) -> Result<Option<FaultKind>, Abort> {
         self.cpu.count(Counter::TrylockFailed);
         Ok(None)
     }

@@ -5,7 +5,7 @@
 //! space for reading.
 
 use super::ticket::{Abort, Ticket};
-use super::{Access, Asked, Attempt, FaultError, FaultKind, Grow, placed};
+use super::{Access, Attempt, FaultError, FaultKind, Grow, Request, mem_policy};
 use crate::fault::prefault::ThreadPredictor;
 use crate::fault::prepared::Prepared;
 use crate::knob::Locking;
@@ -20,7 +20,7 @@ impl<M: Machine> Space<M> {
     /// Serves [`Space::fault`] under `per_vma`. A separate function, so that each policy has no
     /// cost for the other.
     #[inline(never)]
-    pub(super) fn answer_per_vma(
+    pub(super) fn handle_per_vma(
         &self,
         cpu: &Cpu<'_, M>,
         page: u64,
@@ -28,10 +28,10 @@ impl<M: Machine> Space<M> {
         ahead: Option<&ThreadPredictor<M>>,
         grow: Grow,
     ) -> Result<FaultKind, FaultError> {
-        let asked = Asked { page, access, ahead };
+        let request = Request { page, access, ahead };
         let mut prepared = Prepared::Nothing;
-        let served = self.under_vma_lock(cpu, asked, &mut prepared);
-        self.answered(cpu, asked, grow, served, prepared)
+        let served = self.under_vma_lock(cpu, request, &mut prepared);
+        self.finish_fault(cpu, request, grow, served, prepared)
     }
 
     /// Tries the fault as Linux 6.4 to 6.14 do first: under the lock of the VMA.
@@ -39,7 +39,7 @@ impl<M: Machine> Space<M> {
     fn under_vma_lock(
         &self,
         cpu: &Cpu<'_, M>,
-        Asked { page, access, ahead }: Asked<'_, M>,
+        Request { page, access, ahead }: Request<'_, M>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
         let section = cpu.section();
@@ -62,7 +62,7 @@ impl<M: Machine> Space<M> {
         let tried = if vma.sequence.read().is_some() {
             let ticket = Ticket::vma_lock();
             let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
-            placed::place(cpu, vma, page, access, prepared);
+            mem_policy::place(cpu, vma, page, access, prepared);
             attempt.serve(prepared).map_err(|_| Counter::VmaLockRetry)
         } else {
             // The VMA was replaced between the look-up and the lock.

@@ -4,9 +4,9 @@
 use super::{Attempt, FaultKind};
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::{Abort, overtaken};
+use crate::fault::ticket::{Abort, why_invalid};
 use crate::file::{Mark, Object};
-use crate::frame::{FrameMeta, Kind, Use};
+use crate::frame::{FrameMeta, FrameUse, Kind};
 use crate::machine::Machine;
 use crate::space::batch::shoot;
 use crate::stat::Counter;
@@ -34,7 +34,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         // An object's page with one reference still belongs to the object, and never becomes a
         // private page of this VMA.
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(Use::Anon) {
+        if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(FrameUse::Anon) {
             match self.is_only_mapping(meta) {
                 Some(true) => return self.reuse(slot, seen),
                 Some(false) => {}
@@ -70,9 +70,9 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         self.prepare_anon_vma()?;
         let pending = &self.space.core.pending;
         // After a migration other CPUs may still use the old frame of the page.
-        self.cpu.settle(pending);
+        self.cpu.flush_if_pending(pending);
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
-            return self.outrun();
+            return self.entry_changed();
         };
         if self.cpu.is_pending(pending) && !lost(Mutant::StoreLooksAgain) {
             // The page was migrated again in the meantime.
@@ -82,7 +82,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let meta = self.cpu.vm().frames.meta(seen.frame());
         if !self.ticket.is_valid() {
             held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         if meta.refs() != 1 {
             held.revert();
@@ -106,10 +106,10 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     fn unprotect(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
         let pending = self.vma.area.memory.object().map(|object| &object.pending);
         // After a migration other CPUs may still use the old frame of the page.
-        pending.into_iter().for_each(|pending| self.cpu.settle(pending));
+        pending.into_iter().for_each(|pending| self.cpu.flush_if_pending(pending));
         self.charge_store()?;
         let Ok(held) = protocol::pin(slot, seen, self.cpu) else {
-            return self.outrun();
+            return self.entry_changed();
         };
         let again = !lost(Mutant::StoreLooksAgain);
         if again && pending.is_some_and(|pending| self.cpu.is_pending(pending)) {
@@ -119,12 +119,12 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         }
         if !self.ticket.is_valid() {
             held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         if let Some(name) = busy_name(self, seen) {
             held.revert();
             // Wait only after releasing the entry: the other CPU may be waiting for it.
-            protocol::look(name, self.cpu);
+            protocol::wait_and_load(name, self.cpu);
             return Ok(None);
         }
         held.commit(seen.writable_dirty());
@@ -153,12 +153,12 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let frame = prepared.zeroed(self.cpu).ok_or(Abort::NoMemory)?;
         let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             prepared.keep_zeroed(frame);
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_zeroed(frame);
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         // The flush comes while the entry is busy: no CPU may read zeros here after another CPU has
         // stored.
@@ -189,7 +189,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         // named the frame throughout. Otherwise the copy may contain the data of another owner, and
         // is dropped.
         if !meta.get_ref_unless_zero() {
-            return self.outrun();
+            return self.entry_changed();
         }
         let put = || {
             // SAFETY: drops the reference taken above, once on each path. The reference was never a
@@ -205,18 +205,18 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let Ok(held) = protocol::take(slot, seen, self.cpu) else {
             put();
             prepared.keep_clean(frame);
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
             put();
             prepared.keep_clean(frame);
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         // The page was pinned after the first check, and is private to this space by now. The pin
         // reads the entry again, and this code reads the pin count again, so at least one of the
         // two detects the other.
-        let own = meta.kind() == Kind::Used(Use::Anon);
+        let own = meta.kind() == Kind::Used(FrameUse::Anon);
         if own && meta.is_pinned() && !lost(Mutant::CopyLooksAtPins) {
             held.revert();
             put();

@@ -11,7 +11,7 @@
 //! the fault maps base pages on the same path as without huge text.
 
 use super::absent::ReadIn;
-use super::{Access, Attempt, FaultKind, MOST_LOOKS};
+use super::{Access, Attempt, FaultKind, MAX_RETRIES};
 use crate::addr::VirtRange;
 use crate::fault::ticket::Abort;
 use crate::file::{Fetched, NoFolio, Object};
@@ -19,7 +19,7 @@ use crate::heap::Shared;
 use crate::knob::HugeText;
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
-use crate::space::vma::{Area, Memory, Prot, VmaFlags};
+use crate::space::vma::{Area, PageSource, Prot, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::Entry;
@@ -50,7 +50,7 @@ pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shar
 /// unless the whole leaf lies in the VMA and in the object, and address and offset have the same
 /// alignment.
 pub(crate) fn shown(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
-    let Memory::Object(object) = &area.memory else { return None };
+    let PageSource::Object(object) = &area.memory else { return None };
     let all = VirtRange::new(start, start + TABLE_ALIGN);
     let first = area.range.covers(all).then(|| area.index_of(start))?;
     object.spans_folio(first).then_some((object, first))
@@ -141,8 +141,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
 impl<M: Machine> Space<M> {
     /// Makes a folio of the pages around `page`, for a fault that holds no locks. If no folio is
     /// possible, the retried fault detects this and maps base pages. The same happens after
-    /// [`MOST_LOOKS`] `looks` that found a folio but got no leaf, since a page may already have the
-    /// maximum number of mappings.
+    /// [`MAX_RETRIES`] `looks` that found a folio but got no leaf, since a page may already have
+    /// the maximum number of mappings.
     #[cold]
     #[inline(never)]
     pub(super) fn read_folio(&self, cpu: &Cpu<'_, M>, page: u64, looks: u32) -> ReadIn {
@@ -151,18 +151,18 @@ impl<M: Machine> Space<M> {
         let found = self.with_vma(cpu, page, |vma| {
             wanted(choice, &vma.area, start).map(|(object, first)| (object.clone(), first))
         });
-        let Some((object, first)) = found else { return ReadIn::LookAgain };
+        let Some((object, first)) = found else { return ReadIn::Retry };
         let state = cpu.state();
         let reads = state.counts.get(Counter::PageRead);
         let fetched =
-            if looks < MOST_LOOKS { object.fetch_folio(cpu, first) } else { Err(NoFolio) };
+            if looks < MAX_RETRIES { object.fetch_folio(cpu, first) } else { Err(NoFolio) };
         if state.counts.get(Counter::PageRead) != reads
             || matches!(fetched, Ok(Fetched::Pending(_)))
         {
             cpu.count(Counter::MajorFault);
         }
         let came = match fetched {
-            Ok(Fetched::There) => ReadIn::LookAgain,
+            Ok(Fetched::There) => ReadIn::Retry,
             Ok(Fetched::Pending(pending)) => {
                 // The page itself may be present, or be read, without the other pages.
                 cpu.set_pending(pending.for_any());
@@ -172,7 +172,7 @@ impl<M: Machine> Space<M> {
                 cpu.count(Counter::ThpFileFallback);
                 let this = (state.counts.get(Counter::Faults), object.id(), first);
                 state.no_folio.set(Some(this));
-                ReadIn::LookAgain
+                ReadIn::Retry
             }
         };
         Object::release(object, cpu);

@@ -21,9 +21,9 @@ mod baseline;
 mod cow;
 mod device;
 pub(crate) mod folio;
+pub(crate) mod mem_policy;
 mod object;
 mod outcome;
-pub(crate) mod placed;
 pub mod prefault;
 pub(crate) mod prepared;
 mod swapped;
@@ -31,12 +31,15 @@ pub(crate) mod table;
 pub(crate) mod ticket;
 mod unshare;
 
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests;
+
 use crate::addr::{VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
 use crate::rmap::AnonVmaSlot;
-use crate::space::vma::{Memory, Prot, Vma};
+use crate::space::vma::{PageSource, Prot, Vma};
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, reads};
@@ -81,23 +84,23 @@ impl Access {
 
 /// The maximum number of times a fault without a lock looks up its VMA again, after other CPUs have
 /// changed the VMA.
-const MOST_LOOKS: u32 = 4;
+const MAX_RETRIES: u32 = 4;
 
 /// The parameters of a fault.
-struct Asked<'a, M: Machine> {
+struct Request<'a, M: Machine> {
     page: u64,
     access: Access,
     /// The predictor of the faulting thread; `None` if prefault is off.
     ahead: Option<&'a ThreadPredictor<M>>,
 }
 
-impl<M: Machine> Clone for Asked<'_, M> {
+impl<M: Machine> Clone for Request<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M: Machine> Copy for Asked<'_, M> {}
+impl<M: Machine> Copy for Request<'_, M> {}
 
 /// The VMAs that a fault on an unmapped page may extend.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -146,12 +149,12 @@ impl<M: Machine> Space<M> {
         addr: u64,
         access: Access,
     ) -> Result<FaultKind, FaultError> {
-        self.answer(cpu, Asked { page: page_down(addr), access, ahead: None }, Grow::Stacks)
+        self.handle(cpu, Request { page: page_down(addr), access, ahead: None }, Grow::Stacks)
     }
 
     /// Serves a fault at `page` on behalf of a call, without an access by a program. Differs from
-    /// [`fault_remote`](Self::fault_remote) in two ways: no stack grows for an unmapped page, and the call waits
-    /// for a page that is being read.
+    /// [`fault_remote`](Self::fault_remote) in two ways: no stack grows for an unmapped page, and
+    /// the call waits for a page that is being read.
     ///
     /// # Errors
     /// As [`fault_remote`](Self::fault_remote).
@@ -163,7 +166,7 @@ impl<M: Machine> Space<M> {
         access: Access,
     ) -> Result<FaultKind, FaultError> {
         loop {
-            match self.answer(cpu, Asked { page, access, ahead: None }, Grow::Nothing)? {
+            match self.handle(cpu, Request { page, access, ahead: None }, Grow::Nothing)? {
                 FaultKind::Pending => cpu.await_read().map_err(|_| FaultError::Bus)?,
                 kind => return Ok(kind),
             }
@@ -173,10 +176,10 @@ impl<M: Machine> Space<M> {
     /// Serves a page fault at `addr` of a thread that runs in this space, and prefaults the pages
     /// that the thread is predicted to use next. The fault maps at most 2^`prefault_max_order`
     /// pages. A page-fault handler calls this function with the `thread` of the running thread; for
-    /// other accesses use [`fault_remote`](Self::fault_remote). Each thread has its own `thread`. A thread that
-    /// forks [resets](prefault::ThreadStreams::reset) its predictor; a thread that ends or starts
-    /// another program [leaves](Self::thread_leaves) the space. Calls that unmap pages should be
-    /// made [on behalf of the thread](Cpu::for_thread).
+    /// other accesses use [`fault_remote`](Self::fault_remote). Each thread has its own `thread`. A
+    /// thread that forks [resets](prefault::ThreadStreams::reset) its predictor; a thread that ends
+    /// or starts another program [leaves](Self::exit_thread) the space. Calls that unmap pages
+    /// should be made [on behalf of the thread](Cpu::for_thread).
     ///
     /// `Ok` means that the access should be retried; after [`FaultKind::Pending`], once the page
     /// has been read. Spurious calls are harmless.
@@ -192,14 +195,14 @@ impl<M: Machine> Space<M> {
         access: Access,
     ) -> Result<FaultKind, FaultError> {
         let ahead = (cpu.vm().knobs.prefault_max_order() != 0).then_some(thread);
-        self.answer(cpu, Asked { page: page_down(addr), access, ahead }, Grow::Stacks)
+        self.handle(cpu, Request { page: page_down(addr), access, ahead }, Grow::Stacks)
     }
 
     #[inline(always)]
-    fn answer(
+    fn handle(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_, M>,
+        request: Request<'_, M>,
         grow: Grow,
     ) -> Result<FaultKind, FaultError> {
         cpu.count(Counter::Faults);
@@ -207,25 +210,25 @@ impl<M: Machine> Space<M> {
         if locking == Locking::PerVma {
             // The rare path receives the fields separately, so that the struct need not be stored
             // in memory.
-            let Asked { page, access, ahead } = asked;
-            return self.answer_per_vma(cpu, page, access, ahead, grow);
+            let Request { page, access, ahead } = request;
+            return self.handle_per_vma(cpu, page, access, ahead, grow);
         }
         let mut prepared = Prepared::Nothing;
         let served = if locking == Locking::Speculative {
-            self.speculate(cpu, asked, &mut prepared)
+            self.speculate(cpu, request, &mut prepared)
         } else {
             None
         };
-        self.answered(cpu, asked, grow, served, prepared)
+        self.finish_fault(cpu, request, grow, served, prepared)
     }
 
     /// Finishes a fault: returns `served`, the result of an attempt without the space's lock, or
     /// else serves the fault under the space's lock.
     #[inline(always)]
-    fn answered(
+    fn finish_fault(
         &self,
         cpu: &Cpu<'_, M>,
-        Asked { page, access, ahead }: Asked<'_, M>,
+        Request { page, access, ahead }: Request<'_, M>,
         grow: Grow,
         served: Option<FaultKind>,
         mut prepared: Prepared,
@@ -241,16 +244,16 @@ impl<M: Machine> Space<M> {
     /// Serves the fault without a lock. `None`: the speculation was aborted.
     ///
     /// If the VMA was replaced because another CPU changed a different part of it, the fault looks
-    /// it up again, at most [`MOST_LOOKS`] times. If the VMA is being changed at this page, or is
+    /// it up again, at most [`MAX_RETRIES`] times. If the VMA is being changed at this page, or is
     /// missing, the attempt aborts.
     #[inline(always)]
     fn speculate(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_, M>,
+        request: Request<'_, M>,
         prepared: &mut Prepared,
     ) -> Option<FaultKind> {
-        let Asked { page, access, ahead } = asked;
+        let Request { page, access, ahead } = request;
         let section = cpu.section();
         let tried = match self.running_vma(cpu, &section, page, access, prepared) {
             None => Err(Abort::VmaChanged),
@@ -271,7 +274,7 @@ impl<M: Machine> Space<M> {
             }
             Err(abort) => {
                 drop(section);
-                self.look_again(cpu, page, access, ahead, prepared, abort)
+                self.retry(cpu, page, access, ahead, prepared, abort)
             }
         }
     }
@@ -279,7 +282,7 @@ impl<M: Machine> Space<M> {
     /// Retries an aborted speculative fault.
     #[cold]
     #[inline(never)]
-    fn look_again(
+    fn retry(
         &self,
         cpu: &Cpu<'_, M>,
         page: u64,
@@ -288,13 +291,13 @@ impl<M: Machine> Space<M> {
         prepared: &mut Prepared,
         mut abort: Abort,
     ) -> Option<FaultKind> {
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_RETRIES {
             match abort {
                 Abort::VmaChanged | Abort::TableChanged => {}
                 // No grace section is open here, because a read may take long.
                 Abort::Absent => {
                     match prepared.kept(cpu, || self.read_in(cpu, page, ahead, Reader::Attempt)) {
-                        ReadIn::LookAgain => {}
+                        ReadIn::Retry => {}
                         ReadIn::Pending => return Some(absent::pending(cpu)),
                         ReadIn::Failed | ReadIn::NoMemory => break,
                     }
@@ -325,12 +328,12 @@ impl<M: Machine> Space<M> {
             }
         }
         // This calls a watcher of trace points.
-        prepared.kept(cpu, || self.given_up(cpu, page, abort));
+        prepared.kept(cpu, || self.count_abort(cpu, page, abort));
         None
     }
 
     /// Returns the VMA at `page` and its sequence, unless a writer is changing the VMA. If the VMA
-    /// has a memory policy, a frame is [prepared](placed).
+    /// has a memory policy, a frame is [prepared](mem_policy).
     #[inline(always)]
     fn running_vma<'s>(
         &self,
@@ -365,15 +368,15 @@ impl<M: Machine> Space<M> {
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &'s Vma = unsafe { entry.value.as_ref() };
         let seen = vma.sequence.read()?;
-        placed::place(cpu, vma, page, access, prepared);
-        if runs && !placed::has_policy(vma) {
+        mem_policy::place(cpu, vma, page, access, prepared);
+        if runs && !mem_policy::has_policy(vma) {
             cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
         }
         Some((vma, seen))
     }
 
     #[cold]
-    fn given_up(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
+    fn count_abort(&self, cpu: &Cpu<'_, M>, page: u64, abort: Abort) {
         cpu.count(abort.counter());
         if !self.core.cpus.any_but(cpu.id(), cpu.vm().machine().cpus()) {
             cpu.count(Counter::AbortSingleThreaded);
@@ -410,7 +413,7 @@ impl<M: Machine> Space<M> {
         grow: Grow,
         prepared: &mut Prepared,
     ) -> Result<FaultKind, FaultError> {
-        let asked = Asked { page, access, ahead };
+        let request = Request { page, access, ahead };
         if page >= USER_END {
             cpu.count(Counter::Segv);
             return Err(FaultError::Segv { mapped: false });
@@ -418,8 +421,8 @@ impl<M: Machine> Space<M> {
         let (mut settled, mut looks, mut hole) = (false, 0, VirtRange::page(page));
         let mut folios = 0;
         loop {
-            let tried = match self.locked_attempt(cpu, asked, prepared) {
-                Err(Refusal::Unmapped) if grow == Grow::Stacks => {
+            let tried = match self.locked_attempt(cpu, request, prepared) {
+                Err(Abort::Unmapped) if grow == Grow::Stacks => {
                     match self.grow_stack(cpu, page) {
                         // The stack has grown, or another CPU has mapped the page: retry in both
                         // cases.
@@ -428,46 +431,50 @@ impl<M: Machine> Space<M> {
                             if !lost(Mutant::StackIsFlushed) {
                                 hole = seen;
                             }
-                            Err(Refusal::Unmapped)
+                            Err(Abort::Unmapped)
                         }
-                        Err(OutOfMemory) => Err(Refusal::NoHeap),
+                        Err(OutOfMemory) => Err(Abort::NoHeap),
                     }
                 }
                 tried => tried,
             };
             match tried {
                 Ok(kind) => return Ok(kind),
-                Err(Refusal::Overtaken) => {
-                    // Wait until the writer's step is done.
+                // Another part of the VMA was changed, so this VMA takes no anon_vma. Wait until the
+                // writer's step is done.
+                Err(Abort::VmaChanged) => {
                     cpu.wait(looks);
                     looks += 1;
                 }
-                Err(Refusal::NoMemory) if prepared.wait_for_one(cpu) => {}
-                Err(Refusal::NoHeap) if !settled => {
+                Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
+                Err(Abort::NoHeap) if !settled => {
                     // Retired objects may hold the missing memory. There is no other memory to wait
                     // for.
-                    prepared.kept(cpu, || cpu.settle_all());
+                    prepared.kept(cpu, || cpu.wait_grace_all());
                     settled = true;
                 }
-                Err(Refusal::NoMemory | Refusal::NoHeap | Refusal::TooManyMappings) => {
+                Err(Abort::NoMemory | Abort::NoHeap | Abort::TooManyMappings) => {
                     cpu.count(Counter::Oom);
                     return Err(FaultError::OutOfMemory);
                 }
-                Err(Refusal::Unmapped) => {
+                Err(Abort::Unmapped) => {
                     // A stack above may also have been unmapped just now.
                     self.await_unmapping(cpu, hole);
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: false });
                 }
-                Err(Refusal::Forbidden) => {
+                Err(Abort::Access) => {
                     cpu.count(Counter::Segv);
                     return Err(FaultError::Segv { mapped: true });
                 }
-                Err(Refusal::BeyondObject) => {
+                Err(Abort::BeyondObject) => {
                     cpu.count(Counter::Bus);
                     return Err(FaultError::Bus);
                 }
-                Err(Refusal::NoFolio) => {
+                Err(abort @ (Abort::NoAnon | Abort::TableChanged)) => {
+                    unreachable!("a fault under a lock aborted: {abort:?}")
+                }
+                Err(Abort::NoFolio) => {
                     if let ReadIn::Pending =
                         prepared.kept(cpu, || self.read_folio(cpu, page, folios))
                     {
@@ -475,9 +482,9 @@ impl<M: Machine> Space<M> {
                     }
                     folios += 1;
                 }
-                Err(Refusal::Absent) => {
+                Err(Abort::Absent) => {
                     match prepared.kept(cpu, || self.read_in(cpu, page, ahead, Reader::UnderLock)) {
-                        ReadIn::LookAgain => {}
+                        ReadIn::Retry => {}
                         ReadIn::Pending => return Ok(absent::pending(cpu)),
                         ReadIn::Failed => {
                             cpu.count(Counter::Bus);
@@ -496,61 +503,33 @@ impl<M: Machine> Space<M> {
     fn locked_attempt(
         &self,
         cpu: &Cpu<'_, M>,
-        asked: Asked<'_, M>,
+        request: Request<'_, M>,
         prepared: &mut Prepared,
-    ) -> Result<FaultKind, Refusal> {
-        let Asked { page, access, ahead } = asked;
+    ) -> Result<FaultKind, Abort> {
+        let Request { page, access, ahead } = request;
         let guard = self.share(cpu, VirtRange::page(page), Counter::RangeLockFault);
         let of_page = matches!(guard, Guard::Range { .. });
         let ticket = if of_page { Ticket::page_held() } else { Ticket::held() };
         let ahead = ahead.filter(|_| ticket.is_of_neighbours());
         let section = cpu.section();
-        let entry = self.view(cpu, &section).at(page).ok_or(Refusal::Unmapped)?;
+        let entry = self.view(cpu, &section).at(page).ok_or(Abort::Unmapped)?;
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
         if !access.allowed_by(vma.area.prot) {
-            return Err(Refusal::Forbidden);
+            return Err(Abort::Access);
         }
         if access == Access::Read {
             cpu.count(Counter::ReadFaultLocked);
         }
         let attempt = Attempt { cpu, space: self, vma, ticket, page, access, ahead };
-        placed::place(cpu, vma, page, access, prepared);
-        attempt.serve(prepared).map_err(|abort| match abort {
-            Abort::BeyondObject => Refusal::BeyondObject,
-            Abort::Absent => Refusal::Absent,
-            Abort::NoFolio => Refusal::NoFolio,
-            Abort::NoMemory => Refusal::NoMemory,
-            Abort::NoHeap => Refusal::NoHeap,
-            Abort::TooManyMappings => Refusal::TooManyMappings,
-            // Another part of the VMA was changed, so this VMA takes no anon_vma.
-            Abort::VmaChanged => Refusal::Overtaken,
-            // A ticket under a lock is always valid, so no other reason to abort is left.
-            _ => Refusal::Forbidden,
-        })
+        mem_policy::place(cpu, vma, page, access, prepared);
+        attempt.serve(prepared)
     }
-}
-
-/// The reason why an attempt under a lock did not serve the fault.
-enum Refusal {
-    Unmapped,
-    /// Another VMA has replaced the VMA.
-    Overtaken,
-    Forbidden,
-    BeyondObject,
-    /// The page must first be read from the store of its object.
-    Absent,
-    /// The surrounding pages must first be made a folio.
-    NoFolio,
-    /// No frame is free.
-    NoMemory,
-    NoHeap,
-    TooManyMappings,
 }
 
 impl<M: Machine> Attempt<'_, '_, M> {
     /// The single path of all faults. The common case comes first; all others continue in
-    /// [`prefault::serve`] or [`serve_at_length`].
+    /// [`prefault::serve`] or [`serve_slow`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
         reads(&self.vma.area);
@@ -590,24 +569,24 @@ impl<M: Machine> Attempt<'_, '_, M> {
             Some(thread) => {
                 prefault::serve(cpu, space, vma, ticket, page, access, thread, table, prepared)
             }
-            None => serve_at_length(cpu, space, vma, ticket, page, access, table, prepared),
+            None => serve_slow(cpu, space, vma, ticket, page, access, table, prepared),
         }
     }
 
     /// Serves a fault on an entry that is not empty. `None`: retry.
-    fn serve_touched(
+    fn serve_nonempty(
         self,
         prepared: &mut Prepared,
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
         if seen.is_locked() {
-            protocol::look(slot, self.cpu);
+            protocol::wait_and_load(slot, self.cpu);
             return Ok(None);
         }
         if !seen.is_present() {
             if seen.is_swapped() {
-                placed::prepare(self.cpu, self.vma, self.page, prepared);
+                mem_policy::prepare(self.cpu, self.vma, self.page, prepared);
                 return self.map_swapped(prepared, slot, seen);
             }
             debug_assert!(seen.is_hidden(), "{seen:?}");
@@ -630,7 +609,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
-fn serve_at_length<M: Machine>(
+fn serve_slow<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,
     vma: &Vma,
@@ -646,21 +625,21 @@ fn serve_at_length<M: Machine>(
         let seen = node::load(slot);
         let done = if seen.is_none() {
             match (&vma.area.memory, access) {
-                (Memory::Anonymous, Access::Write) => {
+                (PageSource::Anonymous, Access::Write) => {
                     attempt.prepare_anon_vma()?;
                     attempt.write_untouched(prepared, slot)?
                 }
-                (Memory::Anonymous, Access::Read | Access::Execute) => {
+                (PageSource::Anonymous, Access::Read | Access::Execute) => {
                     attempt.read_untouched(slot)?
                 }
-                (Memory::Object(object), Access::Write) if vma.area.is_private() => {
+                (PageSource::Object(object), Access::Write) if vma.area.is_private() => {
                     attempt.copy_object_page(prepared, object, slot)?
                 }
-                (Memory::Object(object), _) => attempt.map_object(prepared, object, table)?,
-                (Memory::Device { .. }, _) => attempt.map_device(table)?,
+                (PageSource::Object(object), _) => attempt.map_object(prepared, object, table)?,
+                (PageSource::Device { .. }, _) => attempt.map_device(table)?,
             }
         } else {
-            attempt.serve_touched(prepared, slot, seen)?
+            attempt.serve_nonempty(prepared, slot, seen)?
         };
         if let Some(kind) = done {
             return Ok(kind);

@@ -10,7 +10,7 @@
 use super::{Access, Attempt, FaultKind};
 use crate::addr::FrameNumber;
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::{Abort, overtaken};
+use crate::fault::ticket::{Abort, why_invalid};
 use crate::file::{Mark, Object};
 use crate::frame::Frame;
 use crate::machine::Machine;
@@ -49,13 +49,13 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let stores = self.access == Access::Write || self.vma.leaf.is_writable();
         if stores {
             // After migrations other CPUs may still use the old frames of pages.
-            self.cpu.settle(&object.pending);
+            self.cpu.flush_if_pending(&object.pending);
         }
         let notes = self.access == Access::Write && object.is_stored();
         if notes {
             object.charge_store(self.cpu, Some(&names[below]))?;
         }
-        let Some(held) = self.take_run(run, below, wanted)? else { return self.outrun() };
+        let Some(held) = self.take_run(run, below, wanted)? else { return self.entry_changed() };
         let template = if self.access == Access::Write {
             self.vma.leaf.writable_dirty()
         } else {
@@ -112,7 +112,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         }
         if !self.ticket.is_valid() {
             held.revert();
-            return Err(overtaken(self.cpu, self.space, self.page, &run[own]));
+            return Err(why_invalid(self.cpu, self.space, self.page, &run[own]));
         }
         Ok(Some(held))
     }
@@ -181,12 +181,12 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         let frame = frame.ok_or(Abort::NoMemory)?;
         let Some(held) = held else {
             prepared.keep_clean(frame);
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
             prepared.keep_clean(frame);
-            return Err(overtaken(self.cpu, self.space, self.page, slot));
+            return Err(why_invalid(self.cpu, self.space, self.page, slot));
         }
         if !stays && !lost(Mutant::CopyLooksAgain) {
             held.revert();
@@ -196,7 +196,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         // The flush comes while the entry is busy: other CPUs may still use a translation of the
         // evicted object page.
         if !lost(Mutant::CopySettlesEvicted) {
-            self.cpu.settle(&self.space.core.evicted);
+            self.cpu.flush_if_pending(&self.space.core.evicted);
         }
         let entry = self.own_leaf(frame.number());
         self.publish(frame);

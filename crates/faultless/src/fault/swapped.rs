@@ -4,12 +4,12 @@
 //! [`absent`](super::absent). The code here runs when the page is in memory, as a page of the
 //! area's object.
 
-use super::{Attempt, FaultKind, placed};
+use super::{Attempt, FaultKind, mem_policy};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::{Abort, overtaken};
+use crate::fault::ticket::{Abort, why_invalid};
 use crate::file::Object;
-use crate::frame::{Clean, Frame, FrameMeta, Use};
+use crate::frame::{Clean, Frame, FrameMeta, FrameUse};
 use crate::machine::Machine;
 use crate::reclaim::swap::Swap;
 use crate::space::vma::Prot;
@@ -61,12 +61,12 @@ impl<M: Machine> Attempt<'_, '_, M> {
         };
         let Ok(held) = protocol::take(slot, seen, cpu) else {
             give_up(frame, prepared);
-            return self.outrun();
+            return self.entry_changed();
         };
         if !self.ticket.is_valid() {
             held.revert();
             give_up(frame, prepared);
-            return Err(overtaken(cpu, self.space, self.page, slot));
+            return Err(why_invalid(cpu, self.space, self.page, slot));
         }
         // From here the slot cannot be reused. It may have belonged to another page when the fault
         // read the area's object.
@@ -123,7 +123,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             taken.revert();
             return None;
         }
-        meta.set_use(Use::Anon);
+        meta.set_use(FrameUse::Anon);
         meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
         meta.index.store(self.page >> PAGE_SHIFT, Ordering::Relaxed);
         // Drops the reference of the area's object.
@@ -139,7 +139,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             let nodes = self.vma.area.mem_policy().nodes_for(self.page);
             !nodes.is_empty() && !nodes.contains(self.cpu.vm().frames.node(source))
         };
-        placed::has_policy(self.vma) && !prepared.is_nothing() && is_elsewhere()
+        mem_policy::has_policy(self.vma) && !prepared.is_nothing() && is_elsewhere()
     }
 
     /// Returns a leaf for `frame`, which belongs to this space alone, for any access. The leaf is

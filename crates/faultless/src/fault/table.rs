@@ -4,7 +4,7 @@
 use super::{Access, Attempt, FaultKind};
 use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, Ticket};
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::Vma;
@@ -46,7 +46,7 @@ pub(super) fn way_of<'v, M: Machine>(
             Reached::Above { slot, level, seen } => (slot, level, seen),
         };
         if seen.is_locked() {
-            protocol::look(slot, cpu);
+            protocol::wait_and_load(slot, cpu);
             continue;
         }
         if level == HUGE && !vma.area.memory.is_anonymous() {
@@ -89,7 +89,7 @@ pub(crate) fn publish<M: Machine>(
         prepared.keep_table(frame, cpu);
         return Err(Abort::VmaChanged);
     }
-    let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level - 1));
+    let number = cpu.vm().frames.publish(frame, FrameUse::Table, 0, u64::from(level - 1));
     held.commit(Entry::table(number));
     cpu.count(Counter::TablePublished);
     Ok(())

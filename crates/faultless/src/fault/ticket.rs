@@ -4,7 +4,7 @@ use crate::file::object::NoPage;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::vma::Vma;
-use crate::stat::{Counter, Point};
+use crate::stat::{Counter, TracePoint};
 use crate::sync::atomic::AtomicU64;
 use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
@@ -73,11 +73,14 @@ impl<'a> Ticket<'a> {
 /// The reason why an attempt aborted. The attempt has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abort {
-    /// The VMA is missing, is being changed, or has changed since the look-up.
+    /// The VMA is being changed or has changed since the look-up, or a speculation found no VMA.
     VmaChanged,
+    /// No VMA covers the page. An attempt under a lock reports this, a speculation
+    /// [`VmaChanged`](Self::VmaChanged).
+    Unmapped,
     /// The VMA has no anon_vma, and this attempt may not make one.
     NoAnon,
-    /// The VMA seems to forbid the access.
+    /// The VMA forbids the access.
     Access,
     /// A table above the entry changed.
     TableChanged,
@@ -100,7 +103,7 @@ impl Abort {
     /// Returns the counter of speculations aborted for this reason.
     pub(crate) const fn counter(self) -> Counter {
         match self {
-            Self::VmaChanged => Counter::SpfVmaChanged,
+            Self::VmaChanged | Self::Unmapped => Counter::SpfVmaChanged,
             Self::NoAnon => Counter::SpfVmaNoanon,
             Self::BeyondObject | Self::Absent | Self::NoFolio => Counter::SpfVmaNotsup,
             Self::Access => Counter::SpfVmaAccess,
@@ -110,13 +113,13 @@ impl Abort {
     }
 
     /// Returns the trace point for this reason, if one was published.
-    pub(crate) const fn point(self) -> Option<Point> {
+    pub(crate) const fn point(self) -> Option<TracePoint> {
         match self {
-            Self::VmaChanged => Some(Point::VmaChanged),
-            Self::NoAnon => Some(Point::VmaNoanon),
-            Self::BeyondObject | Self::Absent | Self::NoFolio => Some(Point::VmaNotsup),
-            Self::Access => Some(Point::VmaAccess),
-            Self::TableChanged => Some(Point::PmdChanged),
+            Self::VmaChanged | Self::Unmapped => Some(TracePoint::VmaChanged),
+            Self::NoAnon => Some(TracePoint::VmaNoanon),
+            Self::BeyondObject | Self::Absent | Self::NoFolio => Some(TracePoint::VmaNotsup),
+            Self::Access => Some(TracePoint::VmaAccess),
+            Self::TableChanged => Some(TracePoint::PmdChanged),
             Self::NoMemory | Self::NoHeap | Self::TooManyMappings => None,
         }
     }
@@ -137,7 +140,7 @@ impl From<NoPage> for Abort {
 /// grace section.
 #[cold]
 #[inline(never)]
-pub(crate) fn overtaken<M: Machine>(
+pub(crate) fn why_invalid<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,
     page: u64,

@@ -5,13 +5,13 @@
 
 use super::absent::{ReadIn, Reader};
 use super::table::{Way, way_of};
-use super::{Access, Attempt, FaultError, FaultKind, placed};
+use super::{Access, Attempt, FaultError, FaultKind, mem_policy};
 use crate::addr::VirtRange;
 use crate::fault::prepared::{Prepared, Preparing};
 use crate::fault::ticket::{Abort, Ticket};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;
-use crate::space::vma::Memory;
+use crate::space::vma::PageSource;
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -32,13 +32,13 @@ impl<M: Machine> Space<M> {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
                 Err(Abort::NoHeap) if !settled => {
-                    cpu.settle_all();
+                    cpu.wait_grace_all();
                     settled = true;
                 }
                 Err(Abort::NoMemory | Abort::NoHeap) => return Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => return Err(FaultError::Bus),
                 Err(Abort::Absent) => match self.read_in(cpu, page, None, Reader::Pin) {
-                    ReadIn::LookAgain => {}
+                    ReadIn::Retry => {}
                     ReadIn::Pending if cpu.await_read().is_ok() => {}
                     ReadIn::Pending | ReadIn::Failed => return Err(FaultError::Bus),
                     ReadIn::NoMemory => return Err(FaultError::OutOfMemory),
@@ -67,7 +67,7 @@ impl<M: Machine> Space<M> {
         }
         // A fault for a store is never served by a huge leaf.
         let access = Access::Write;
-        placed::place(cpu, vma, page, access, prepared);
+        mem_policy::place(cpu, vma, page, access, prepared);
         let Way::Table(table) = way_of(cpu, self, vma, ticket, page, access, prepared)? else {
             return Ok(None);
         };
@@ -82,10 +82,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
         prepared: &mut Prepared,
         slot: &AtomicU64,
     ) -> Result<Option<FaultKind>, Abort> {
-        let seen = protocol::look(slot, self.cpu);
+        let seen = protocol::wait_and_load(slot, self.cpu);
         if seen.is_none() {
             return match &self.vma.area.memory {
-                Memory::Object(object) => self.copy_object_page(prepared, object, slot),
+                PageSource::Object(object) => self.copy_object_page(prepared, object, slot),
                 _ => {
                     self.prepare_anon_vma()?;
                     self.map_zeroed(prepared, slot, Self::own_leaf)
@@ -102,7 +102,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return self.replace_zero_page(prepared, slot, seen);
         }
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        let own = meta.kind() == Kind::Used(Use::Anon);
+        let own = meta.kind() == Kind::Used(FrameUse::Anon);
         if own && self.is_only_mapping(meta) != Some(false) {
             return Ok(None);
         }

@@ -58,7 +58,11 @@ impl Object {
     pub(super) fn note_used<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) {
         let seen = load(slot);
         if seen.is_present() && !seen.is_accessed() {
-            protocol::settle(slot, cpu, |now| if now.is_present() { now.used() } else { now });
+            protocol::wait_and_replace(
+                slot,
+                cpu,
+                |now| if now.is_present() { now.used() } else { now },
+            );
         }
     }
 }

@@ -142,10 +142,10 @@ impl Object {
 /// entry's value before. If another CPU has the entry, it waits.
 pub(super) fn take_out<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, charges: Charges) -> Entry {
     if charges == Charges::None {
-        return protocol::settle(slot, cpu, |_| Entry::NONE).0;
+        return protocol::wait_and_replace(slot, cpu, |_| Entry::NONE).0;
     }
     loop {
-        let seen = protocol::look(slot, cpu);
+        let seen = protocol::wait_and_load(slot, cpu);
         if let Ok(held) = protocol::take(slot, seen, cpu) {
             if charges.has(seen) {
                 cpu.vm().charge.remove();
@@ -166,7 +166,7 @@ pub(super) fn take_out<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, charges: 
 fn charge_dirty<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, limit: u64) -> Result<(), NoPage> {
     let charge = &cpu.vm().charge;
     loop {
-        let seen = protocol::look(slot, cpu);
+        let seen = protocol::wait_and_load(slot, cpu);
         if !seen.is_present() || seen.is_dirty() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use super::object::Object;
 use crate::addr::PAGE_SHIFT;
 use crate::machine::Machine;
-use crate::reclaim::taken::FrameList;
+use crate::reclaim::isolate::FrameList;
 use crate::table::range::Leaves;
 use crate::vm::Cpu;
 use core::ops::Range;
@@ -13,7 +13,7 @@ impl Object {
     /// and all mappings are removed. The pages are read again when needed. Pages stay if they are
     /// pinned, locked, in use by another call, or cannot be written by the store; all pages stay if
     /// the object has no store. Returns the number of frames released, some of which may become
-    /// free only after a deferred [flush](crate::Cpu::settle_flushes).
+    /// free only after a deferred [flush](crate::Cpu::flush_deferred).
     ///
     /// If the choice of pages does not matter, use [`Cpu::reclaim`], which chooses better. The call
     /// waits for other CPUs, and calls the store.

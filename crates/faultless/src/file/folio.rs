@@ -25,7 +25,7 @@ use super::read::{Fetched, Lack, Reach, State, table_bit};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
 use crate::fault::prepared::Preparing;
-use crate::frame::{Use, folio};
+use crate::frame::{FrameUse, folio};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -292,11 +292,11 @@ impl Shared<Object> {
             // SAFETY: the new frame is unpublished and belongs to this CPU, and so does the old
             // one, because it has no reference.
             unsafe { cpu.vm().machine().copy_frame(frame.number(), seen.frame()) };
-            let frame = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
+            let frame = cpu.vm().frames.publish(frame, FrameUse::Shared, self.anchor(), index);
             held.commit(seen.with_frame(frame));
             // SAFETY: the last reference was the object's, and no entry names the frame. References
             // of mappings were dropped after a flush.
-            let old = unsafe { cpu.vm().frames.reclaim(seen.frame()).settle() };
+            let old = unsafe { cpu.vm().frames.reclaim(seen.frame()).assume_flushed() };
             cpu.free(old);
             moved += 1;
         }

@@ -113,7 +113,7 @@ impl Object {
         unsafe {
             each_page(cpu, self.top(), pages, |_, slot| {
                 if !node::load(slot).is_none() && !lost(Mutant::CutDropsReads) {
-                    protocol::settle(slot, cpu, drop);
+                    protocol::wait_and_replace(slot, cpu, drop);
                 }
             });
         }
@@ -137,7 +137,7 @@ impl Object {
         let (index, used) = (end >> PAGE_SHIFT, (end % PAGE_SIZE) as usize);
         let Some(slot) = self.slot(cpu, index).filter(|_| used != 0) else { return };
         // Another CPU may briefly hold the entry.
-        while protocol::look(slot, cpu).is_present() {
+        while protocol::wait_and_load(slot, cpu).is_present() {
             let cleared = self.write_present(cpu, index, |page| {
                 // SAFETY: the page's bytes, lent by the object.
                 unsafe { page.add(used).write_bytes(0, PAGE_SIZE as usize - used) };
@@ -148,7 +148,7 @@ impl Object {
         }
         // Programs may still see a page that was evicted.
         if !lost(Mutant::CutSettles) {
-            cpu.settle(&self.pending);
+            cpu.flush_if_pending(&self.pending);
         }
     }
 }
@@ -184,7 +184,7 @@ impl Shared<Object> {
 
     /// Punches a hole: the pages of `range` leave the object, and are zeros in its store. Their
     /// mappings must be [revoked](crate::Space::revoke), with private copies
-    /// [kept](crate::Copies::Keep).
+    /// [kept](crate::PrivateCopies::Keep).
     ///
     /// # Errors
     /// The store's error; then no page has left the object.

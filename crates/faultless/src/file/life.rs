@@ -8,7 +8,7 @@ use super::store::Store;
 use super::write_back::{Turn, WriteErrors};
 use crate::addr::PAGE_SIZE;
 use crate::error::Errno;
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::heap::{Shared, try_box};
 use crate::machine::Machine;
 use crate::rmap::anchor::ObjectAnchor;
@@ -97,7 +97,7 @@ impl Object {
         let place = cpu.vm().ended.place()?;
         let frame = cpu.alloc_table_or_wait()?;
         let level = Top::level_for(pages);
-        let table = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level));
+        let table = cpu.vm().frames.publish(frame, FrameUse::Table, 0, u64::from(level));
         let root = Root::new(Top { table, level });
         let identity = cpu.identity();
         let (pages, unfit) = (AtomicU64::new(pages), AtomicU64::new(0));

@@ -14,6 +14,9 @@ mod root;
 mod store;
 mod write_back;
 
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests;
+
 pub(crate) use charge::Charge;
 pub(crate) use folio::NoFolio;
 pub use object::Object;

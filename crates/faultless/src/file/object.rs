@@ -35,7 +35,7 @@
 //! would drop new copies of added pages.
 //!
 //! A hole is made in the same way, by [`free_pages`](Object::free_pages) and `revoke`, which then
-//! [keeps](crate::Copies::Keep) private copies.
+//! [keeps](crate::PrivateCopies::Keep) private copies.
 
 use super::length::Cut;
 use super::root::{Root, Top};
@@ -101,7 +101,7 @@ impl Drop for Object {
         // freed.
         self.anchor.give_up();
         let left = self.parts();
-        self.place.leave(|| Left::Object(left));
+        self.place.push(|| Left::Object(left));
     }
 }
 

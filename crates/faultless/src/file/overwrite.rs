@@ -15,7 +15,7 @@ use super::pages::Lent;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Errno;
 use crate::fault::prepared::Preparing;
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::sync::mutant::{Mutant, lost};
@@ -55,12 +55,13 @@ impl Shared<Object> {
         drop(prepared);
         let slot = &slots?[index as usize % ENTRIES];
         let frame = frame.map_or_else(|| cpu.alloc_or_wait().map_err(|_| Errno::ENOMEM), Ok)?;
-        let own = Lent::new(cpu, cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index));
+        let own =
+            Lent::new(cpu, cpu.vm().frames.publish(frame, FrameUse::Shared, self.anchor(), index));
         let stored = write(own.bytes()).min(PAGE);
         // SAFETY: within the frame, which belongs to this CPU alone.
         unsafe { own.bytes().add(stored).write_bytes(0, PAGE - stored) };
         loop {
-            let seen = protocol::look(slot, cpu);
+            let seen = protocol::wait_and_load(slot, cpu);
             if seen.is_present() {
                 let copy = |to: *mut u8| {
                     // SAFETY: two pages; one is lent, and the other belongs to this CPU.
@@ -81,7 +82,7 @@ impl Shared<Object> {
             // While the entry is busy: programs may still see the page as it was before it was
             // evicted.
             if !lost(Mutant::OverwriteSettles) {
-                cpu.settle(&self.pending);
+                cpu.flush_if_pending(&self.pending);
             }
             if self.charge(cpu).is_err() {
                 held.revert();

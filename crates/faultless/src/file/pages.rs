@@ -9,7 +9,7 @@ use crate::error::Errno;
 use crate::fault::prepared::{Prepared, Preparing};
 use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
-use crate::frame::{FrameMeta, Use};
+use crate::frame::{FrameMeta, FrameUse};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ impl Object {
         // Programs may still see pages that were evicted, and are not to be revoked: nothing maps
         // them.
         if !lost(Mutant::CutSettles) {
-            cpu.settle(&self.pending);
+            cpu.flush_if_pending(&self.pending);
         }
     }
 
@@ -74,7 +74,7 @@ impl Object {
     pub fn has_page<M: Machine>(&self, cpu: &Cpu<'_, M>, index: u64) -> bool {
         self.check_vm(cpu);
         // A page that is moving into a folio counts as present throughout.
-        self.slot(cpu, index).is_some_and(|slot| protocol::look(slot, cpu).is_present())
+        self.slot(cpu, index).is_some_and(|slot| protocol::wait_and_load(slot, cpu).is_present())
     }
 
     /// Counts the pages that are present.
@@ -94,7 +94,7 @@ impl Object {
         self.check_vm(cpu);
         let each = |leaves: Leaves<'_>| {
             if let Leaves::Pages { slots, .. } = leaves {
-                for entry in slots.iter().map(|slot| protocol::look(slot, cpu)) {
+                for entry in slots.iter().map(|slot| protocol::wait_and_load(slot, cpu)) {
                     if entry.is_present() {
                         tell(entry.frame(), self.is_stored() && entry.is_dirty());
                     }
@@ -150,7 +150,7 @@ impl Object {
     #[cold]
     #[inline(never)]
     fn refer_later<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> {
-        while protocol::look(slot, cpu).is_present() {
+        while protocol::wait_and_load(slot, cpu).is_present() {
             let found = Self::refer_to_copy(cpu, slot);
             if found.is_some() {
                 return found;
@@ -250,7 +250,7 @@ impl Object {
         let slots = self.table(cpu, index, prepared)?;
         let slot = &slots[index as usize % ENTRIES];
         loop {
-            if protocol::look(slot, cpu).is_present() {
+            if protocol::wait_and_load(slot, cpu).is_present() {
                 return Ok(slots);
             }
             if self.is_stored() {
@@ -272,7 +272,7 @@ impl Object {
                 prepared.keep_zeroed(frame);
                 return Err(full);
             }
-            let number = cpu.vm().frames.publish(frame, Use::Shared, self.anchor(), index);
+            let number = cpu.vm().frames.publish(frame, FrameUse::Shared, self.anchor(), index);
             held.commit(Entry::leaf(number));
             return Ok(slots);
         }
@@ -299,7 +299,7 @@ impl Object {
                 None => self.grow(cpu, top, prepared)?,
                 Some(Reached::Above { slot, level, seen }) => {
                     if seen.is_locked() {
-                        protocol::look(slot, cpu);
+                        protocol::wait_and_load(slot, cpu);
                         continue;
                     }
                     // Tables stay linked, for any length.
@@ -454,7 +454,7 @@ impl Object {
         let lent = Lent::new(cpu, frame);
         // After a migration programs may still use the page's old frame. From now on the reference
         // keeps the page in this frame.
-        cpu.settle(&self.pending);
+        cpu.flush_if_pending(&self.pending);
         let _stored = self.is_stored().then(|| StoredTo { cpu, object: self, index, frame });
         write(lent.bytes())
     }

@@ -38,7 +38,7 @@ use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::ended::{Left, Place};
 use crate::error::Errno;
 use crate::fault::prepared::{Prepared, Preparing};
-use crate::frame::{Clean, Frame, Use};
+use crate::frame::{Clean, Frame, FrameUse};
 use crate::heap::{Bounded, Shared};
 use crate::machine::Machine;
 use crate::stat::Counter;
@@ -160,7 +160,7 @@ pub(crate) struct Unread {
 impl Drop for Reading {
     fn drop(&mut self) {
         if let Some(unread) = self.unread.take() {
-            self.place.leave(|| Left::Reading(unread));
+            self.place.push(|| Left::Reading(unread));
         }
     }
 }
@@ -318,7 +318,7 @@ impl Shared<Object> {
         loop {
             let slots = self.table_or_wait(cpu, index, &mut prepared)?;
             let slot = &slots[index as usize % ENTRIES];
-            let seen = protocol::look(slot, cpu);
+            let seen = protocol::wait_and_load(slot, cpu);
             if seen.is_present() {
                 return Ok(Fetched::There);
             }
@@ -526,8 +526,8 @@ impl Shared<Object> {
             }
         };
         let state = state.as_raw().as_ptr() as u64;
-        let frame = cpu.vm().frames.publish(frame, Use::Shared, state, index);
-        cpu.begin_lives(self, index, frame);
+        let frame = cpu.vm().frames.publish(frame, FrameUse::Shared, state, index);
+        cpu.begin_use_count(self, index, frame);
         held.commit(Entry::leaf(frame).with_hidden(true));
         Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))
     }
@@ -617,7 +617,7 @@ impl Object {
         if let Some(slot) = self.slot(cpu, index) {
             loop {
                 // A fault that joins the read briefly holds the entry.
-                if protocol::look(slot, cpu) != hidden {
+                if protocol::wait_and_load(slot, cpu) != hidden {
                     break;
                 }
                 if let Ok(held) = protocol::take(slot, hidden, cpu) {

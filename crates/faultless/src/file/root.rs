@@ -15,7 +15,7 @@
 use super::object::{NoPage, Object};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange};
 use crate::fault::prepared::Prepared;
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +128,7 @@ impl Object {
         let slots = unsafe { node::entries(cpu.vm().machine(), frame.number()) };
         slots[0].store(Entry::table(below.table).0, Ordering::Relaxed);
         let level = below.level + 1;
-        let table = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(level));
+        let table = cpu.vm().frames.publish(frame, FrameUse::Table, 0, u64::from(level));
         let (old, new) = (below.word(), Top { table, level }.word());
         if lost(Mutant::GrowsOnce) {
             self.root.0.store(new, Ordering::Release);

@@ -222,7 +222,7 @@ impl Object {
                     held.commit(Entry::NONE);
                     // SAFETY: the last reference was the object's, and no entry names the frame.
                     // References of mappings were dropped after a flush.
-                    let frame = cpu.vm().frames.reclaim(seen.frame()).settle();
+                    let frame = cpu.vm().frames.reclaim(seen.frame()).assume_flushed();
                     cpu.free(frame);
                     dropped += 1;
                 } else {
@@ -277,7 +277,7 @@ impl Shared<Object> {
                         self.charge_always(cpu, slot);
                     } else {
                         let mark = |now: Entry| if now.is_present() { now.dirty() } else { now };
-                        protocol::settle(slot, cpu, mark);
+                        protocol::wait_and_replace(slot, cpu, mark);
                     }
                 });
             }
@@ -480,7 +480,7 @@ impl Laundry<'_> {
 /// Marks the page of `slot` dirty, if it still is the one in `frame`.
 fn mark<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64, frame: FrameNumber) {
     let is_it = |entry: Entry| entry.is_present() && entry.frame() == frame;
-    protocol::settle(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
+    protocol::wait_and_replace(slot, cpu, |now| if is_it(now) { now.dirty() } else { now });
 }
 
 /// Marks page `index` of the object with the root `top` dirty, if it still is the page in `frame`.
@@ -496,7 +496,7 @@ fn mark_at<M: Machine>(cpu: &Cpu<'_, M>, top: Top, index: u64, frame: FrameNumbe
 /// Returns the entry of an object after waiting until no CPU holds it: a CPU that evicts or moves
 /// the page may restore the entry unchanged.
 fn settled<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Entry {
-    protocol::settle(slot, cpu, |now| now).0
+    protocol::wait_and_replace(slot, cpu, |now| now).0
 }
 
 /// Clears the dirty bit of the page named by `slot`, if set, and takes a reference to the page,
@@ -517,7 +517,11 @@ fn clean<M: Machine>(cpu: &Cpu<'_, M>, slot: &AtomicU64) -> Option<FrameNumber> 
             continue;
         }
         let (old, _) =
-            protocol::settle(slot, cpu, |now| if now == seen { now.undirtied() } else { now });
+            protocol::wait_and_replace(
+                slot,
+                cpu,
+                |now| if now == seen { now.undirtied() } else { now },
+            );
         if old == seen {
             return Some(seen.frame());
         }

@@ -11,8 +11,8 @@
 //! CPU.
 
 use super::buddy::Buddy;
+use super::flush_pending::FlushPendingList;
 use super::meta::{FrameTable, Kind};
-use super::owed::OwedList;
 use super::{FrameNumber, MAX_ORDER};
 use crate::error::OutOfMemory;
 use crate::machine::{MAX_NODES, MemoryRegion};
@@ -40,7 +40,7 @@ pub(super) struct Arena {
     /// Written only on changes, so that the line stays in the readers' caches.
     pub(super) seen: Padded<Seen>,
     /// The arena's frames with a deferred flush.
-    pub(super) owed: Padded<OwedList>,
+    pub(super) flush_pending: Padded<FlushPendingList>,
     /// The number of arenas of the node.
     parts: usize,
 }
@@ -99,7 +99,7 @@ impl Arena {
         Self {
             lists: Padded(SpinLock::ordered(lists)),
             seen: Padded(seen),
-            owed: Padded(OwedList::new()),
+            flush_pending: Padded(FlushPendingList::new()),
             parts,
         }
     }

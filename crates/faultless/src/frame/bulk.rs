@@ -5,9 +5,9 @@
 //! Unneeded frames return to the CPU's lists; zeroed frames stay zeroed.
 
 use super::arena::Lists;
-use super::owned::{Clean, Frame, Settled, Zeroed};
+use super::owned::{Clean, Flushed, Frame, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
-use super::{FrameMeta, Frames, SHORT, Use};
+use super::{FrameMeta, FrameUse, Frames, SHORT};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::percpu::Local;
@@ -176,10 +176,10 @@ impl Frames {
     /// [Publishes](Self::publish) the frames of `bulk` with consecutive indices, the first at page
     /// `index`, and returns their numbers.
     #[inline(never)]
-    pub fn publish_bulk<'b, S: Settled>(
+    pub fn publish_bulk<'b, S: Flushed>(
         &self,
         bulk: Bulk<'b, S>,
-        usage: Use,
+        usage: FrameUse,
         anchor: u64,
         index: u64,
     ) -> &'b [FrameNumber] {
@@ -189,7 +189,7 @@ impl Frames {
     }
 
     /// Frees the remaining frames.
-    pub fn free_bulk<S: Settled>(&self, local: &Local, mut bulk: Bulk<'_, S>, wait: &impl Wait) {
+    pub fn free_bulk<S: Flushed>(&self, local: &Local, mut bulk: Bulk<'_, S>, wait: &impl Wait) {
         while let Some(frame) = bulk.pop() {
             self.free(local, frame, wait);
         }

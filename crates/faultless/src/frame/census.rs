@@ -3,7 +3,7 @@
 
 use super::Frames;
 use super::arena::Lists;
-use super::meta::{FrameMeta, Kind, NO_FRAME, Use};
+use super::meta::{FrameMeta, FrameUse, Kind, NO_FRAME};
 use crate::addr::FrameNumber;
 use crate::sync::wait::Wait;
 use core::fmt;
@@ -22,7 +22,7 @@ pub struct Census {
     /// CPUs have drained their lists, frames counted here are leaked.
     pub pooled: u64,
     /// Free, and waiting for a [deferred](crate::tlb::deferred) flush.
-    pub owed: u64,
+    pub flush_pending: u64,
     /// Page-table nodes.
     pub tables: u64,
     /// Private anonymous pages.
@@ -52,7 +52,7 @@ impl Census {
     /// Returns the number of frames outside the buddy allocators and pools.
     pub const fn taken(&self) -> u64 {
         self.pooled
-            + self.owed
+            + self.flush_pending
             + self.tables
             + self.anon
             + self.shared
@@ -112,19 +112,19 @@ impl Frames {
                 Kind::Free => (&mut census.free, 1 << meta.order()),
                 Kind::Zeroed => (&mut census.zeroed, 1 << meta.order()),
                 Kind::Pooled => (&mut census.pooled, 1 << meta.order()),
-                Kind::Owed => (&mut census.owed, 1),
+                Kind::FlushPending => (&mut census.flush_pending, 1),
                 Kind::Used(usage) => {
                     census.pinned += u64::from(meta.is_pinned() && meta.refs() == 0);
-                    census.mapped += u64::from(usage == Use::Shared && meta.refs() > 1);
+                    census.mapped += u64::from(usage == FrameUse::Shared && meta.refs() > 1);
                     let class = match usage {
-                        Use::Table => &mut census.tables,
-                        Use::Anon => &mut census.anon,
-                        Use::Shared => &mut census.shared,
-                        Use::Zero => &mut census.zero,
-                        Use::Retired => &mut census.retired,
-                        Use::Kernel => &mut census.kernel,
+                        FrameUse::Table => &mut census.tables,
+                        FrameUse::Anon => &mut census.anon,
+                        FrameUse::Shared => &mut census.shared,
+                        FrameUse::Zero => &mut census.zero,
+                        FrameUse::Retired => &mut census.retired,
+                        FrameUse::Kernel => &mut census.kernel,
                         // No frame of the subsystem is device memory.
-                        Use::Device => &mut census.torn,
+                        FrameUse::Device => &mut census.torn,
                     };
                     (class, 1 << meta.order())
                 }

@@ -13,7 +13,7 @@
 //! isolated, they can be [joined](Isolated::join), and are freed as one block.
 
 use super::arena::Lists;
-use super::meta::{Kind, Use};
+use super::meta::{FrameUse, Kind};
 use super::{Bulk, Clean, Frame, FrameNumber, Frames};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::wait::{Spin, Wait};
@@ -66,11 +66,11 @@ impl Frames {
             let (count, frames) = match meta.kind() {
                 Kind::Reserved => return None,
                 Kind::Free | Kind::Zeroed => (&mut survey.free, (1 << meta.order().min(order))),
-                Kind::Used(Use::Anon | Use::Shared) if !meta.is_pinned() => {
+                Kind::Used(FrameUse::Anon | FrameUse::Shared) if !meta.is_pinned() => {
                     (&mut survey.movable, 1)
                 }
                 // Free as soon as all flushes are done.
-                Kind::Owed => (&mut 0, 1),
+                Kind::FlushPending => (&mut 0, 1),
                 _ => (&mut survey.fixed, 1),
             };
             *count += frames;

@@ -42,7 +42,7 @@ const PIN: u32 = 1 << 22;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-pub enum Use {
+pub enum FrameUse {
     /// A page-table node.
     Table = 6,
     /// A private anonymous page.
@@ -73,10 +73,10 @@ pub enum Kind {
     /// Outside the buddy allocators and not published: on a CPU's list, or held by the caller that
     /// allocated it, as a [`Frame`](super::Frame) value.
     Pooled,
-    /// Free, after its [deferred](super::owed) flush.
-    Owed,
+    /// Free, after its [deferred](super::flush_pending) flush.
+    FlushPending,
     /// Published.
-    Used(Use),
+    Used(FrameUse),
 }
 
 impl Kind {
@@ -92,7 +92,7 @@ impl Kind {
             Self::Free => 2,
             Self::Pooled => 3,
             Self::Zeroed => 4,
-            Self::Owed => 5,
+            Self::FlushPending => 5,
             Self::Used(usage) => usage as u8,
         }
     }
@@ -105,13 +105,13 @@ impl Kind {
             2 => Self::Free,
             3 => Self::Pooled,
             4 => Self::Zeroed,
-            5 => Self::Owed,
-            6 => Self::Used(Use::Table),
-            7 => Self::Used(Use::Anon),
-            8 => Self::Used(Use::Shared),
-            9 => Self::Used(Use::Zero),
-            10 => Self::Used(Use::Retired),
-            11 => Self::Used(Use::Kernel),
+            5 => Self::FlushPending,
+            6 => Self::Used(FrameUse::Table),
+            7 => Self::Used(FrameUse::Anon),
+            8 => Self::Used(FrameUse::Shared),
+            9 => Self::Used(FrameUse::Zero),
+            10 => Self::Used(FrameUse::Retired),
+            11 => Self::Used(FrameUse::Kernel),
             _ => Self::Reserved,
         }
     }
@@ -127,7 +127,7 @@ pub struct FrameMeta {
     arena: u8,
     /// The use count of the frame: how often reclaim spares it, see
     /// [`clock`](crate::reclaim::clock). For a private page it is valid after the first scan.
-    pub(crate) lives: AtomicU8,
+    pub(crate) use_count: AtomicU8,
     /// The number of mappings, transient references and pins of a published frame. The low 22 bits
     /// count mappings and transient references:
     ///
@@ -153,7 +153,7 @@ pub struct FrameMeta {
     pub index: AtomicU64,
     /// The stamp of the last time that reclaim cleared the accessed bit of an entry mapping this
     /// frame. Meaningful only if an entry is [aged](crate::table::Entry::is_aged): see
-    /// [`cold`](crate::reclaim::cold).
+    /// [`flush_free`](crate::reclaim::flush_free).
     pub(crate) aged: AtomicU64,
     /// Links a retired frame into the list of objects which wait for lock-free readers.
     retire: RetireLink,
@@ -184,7 +184,7 @@ impl FrameMeta {
             kind: AtomicU8::new(kind.encode()),
             order: AtomicU8::new(0),
             arena,
-            lives: AtomicU8::new(0),
+            use_count: AtomicU8::new(0),
             refs: AtomicU32::new(0),
             owner: AtomicU64::new(0),
             anchor: AtomicU64::new(0),
@@ -206,7 +206,7 @@ impl FrameMeta {
     /// [`kind`](Self::kind) is stable.
     #[inline(always)]
     pub fn is_page(&self) -> bool {
-        self.is(Kind::Used(Use::Anon)) || self.is(Kind::Used(Use::Shared))
+        self.is(Kind::Used(FrameUse::Anon)) || self.is(Kind::Used(FrameUse::Shared))
     }
 
     /// Returns the kind of the frame. Stable only while the caller owns the frame, or at a quiet
@@ -218,7 +218,7 @@ impl FrameMeta {
 
     /// Sets the use of an owned frame: a plain store.
     #[inline]
-    pub fn set_use(&self, usage: Use) {
+    pub fn set_use(&self, usage: FrameUse) {
         self.kind.store(usage as u8, Ordering::Relaxed);
     }
 
@@ -336,7 +336,7 @@ impl FrameMeta {
     /// `index`. All stores are plain, including the store of the count: afterwards the clock hands,
     /// and CPUs with an old entry of the frame, may take references.
     #[inline(always)]
-    pub(super) fn publish(&self, usage: Use, anchor: u64, index: u64, refs: u32) {
+    pub(super) fn publish(&self, usage: FrameUse, anchor: u64, index: u64, refs: u32) {
         self.set_use(usage);
         self.set_refs(refs);
         self.anchor.store(anchor, Ordering::Relaxed);

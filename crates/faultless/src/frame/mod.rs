@@ -14,7 +14,7 @@
 //!   ↑ pre-zeroed                           ↑ zeroed     ↓
 //! buddy ⇄ CPU's list of others ⇄────── Frame<Clean> → publish → mapped, refs ≥ 1
 //!                                          ↑                       | put_ref = 0, reclaim
-//!                                          └─ settle ─ Frame<Owed> ┘
+//!                                          └─ flushed ─ Frame<FlushPending>
 //! ```
 //!
 //! *Exhaustion.* The number of frames outside the buddy allocators and pools is counted exactly, in
@@ -33,10 +33,10 @@ mod arena;
 mod buddy;
 mod bulk;
 mod census;
+pub mod flush_pending;
 pub mod folio;
 pub mod isolated;
 pub mod meta;
-pub mod owed;
 pub mod owned;
 mod percpu;
 mod put;
@@ -48,8 +48,8 @@ pub mod zeroed;
 
 pub use bulk::Bulk;
 pub use census::{Census, Imbalance};
-pub use meta::{FrameMeta, FrameTable, Kind, Use};
-pub use owned::{Clean, Frame, Owed, Settled, Zeroed};
+pub use meta::{FrameMeta, FrameTable, FrameUse, Kind};
+pub use owned::{Clean, FlushPending, Flushed, Frame, Zeroed};
 
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
@@ -173,7 +173,7 @@ impl Frames {
     /// Frees a single frame to the CPU's list of its kind. A block, or a frame of another node than
     /// the CPU's, is freed directly to its arena, so that the CPU's next page is near.
     #[inline]
-    pub fn free<S: Settled>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
+    pub fn free<S: Flushed>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         let meta = self.meta(number);
         debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} is not its holder's");
@@ -196,7 +196,7 @@ impl Frames {
     }
 
     /// Frees a frame or block directly to its arena, which requires no CPU.
-    pub fn free_to_node<S: Settled>(&self, frame: Frame<S>, wait: &impl Wait) {
+    pub fn free_to_node<S: Flushed>(&self, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         for number in number.0..number.0 + (1 << order) {
             self.meta(FrameNumber(number)).end_ownership();
@@ -209,10 +209,10 @@ impl Frames {
     /// Writes only the frame's own line. For a table node or another frame without reverse map,
     /// `anchor` and `index` are 0.
     #[inline(always)]
-    pub fn publish<S: Settled>(
+    pub fn publish<S: Flushed>(
         &self,
         frame: Frame<S>,
-        usage: Use,
+        usage: FrameUse,
         anchor: u64,
         index: u64,
     ) -> FrameNumber {
@@ -220,10 +220,10 @@ impl Frames {
     }
 
     /// As [`publish`](Self::publish), with `refs` references.
-    pub fn publish_shared<S: Settled>(
+    pub fn publish_shared<S: Flushed>(
         &self,
         frame: Frame<S>,
-        usage: Use,
+        usage: FrameUse,
         anchor: u64,
         index: u64,
         refs: u32,
@@ -249,7 +249,7 @@ impl Frames {
     /// enough: a fault that copies from the frame may take a reference at any time before the count
     /// is 0.)
     #[inline]
-    pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<Owed> {
+    pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<FlushPending> {
         let meta = self.meta(number);
         debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
         debug_assert!(!meta.is_referred_to(), "{number:?} is referred to");
@@ -265,7 +265,7 @@ impl Frames {
     /// one, or each mapping's reference was dropped after a flush.
     pub unsafe fn free_unreferred(&self, number: FrameNumber) {
         // SAFETY: the caller's promise.
-        let frame = unsafe { self.reclaim(number).settle() };
+        let frame = unsafe { self.reclaim(number).assume_flushed() };
         // An arena's lock is a leaf: its holder does not wait.
         self.free_to_node(frame, &Spin);
     }

@@ -1,11 +1,11 @@
 //! Frames as values: owned by one holder, not mapped, and of a type that states whether a TLB flush
-//! is pending (`Owed`) or complete (`Clean`, `Zeroed`).
+//! is pending (`FlushPending`) or complete (`Clean`, `Zeroed`).
 //!
 //! A CPU's TLB may hold a translation to a frame after its entry is gone. Until every such CPU has
 //! flushed, the frame must not get a new owner (law 1). So a frame that comes out of a page table
-//! is a `Frame<Owed>`, which can only be kept or [settled](Frame::settle). Allocation returns, and
-//! freeing, zeroing and publishing take, a [`Settled`] frame; the tests of
-//! [`safety`](crate::safety) assert that an owed frame is not settled.
+//! is a `Frame<FlushPending>`, which can only be kept or [taken as flushed](Frame::assume_flushed).
+//! Allocation returns, and freeing, zeroing and publishing take, a [`Flushed`] frame; the tests of
+//! [`safety`](crate::safety) assert that `FlushPending` does not implement `Flushed`.
 //!
 //! A dropped `Frame` is leaked. It cannot free itself, because it knows neither its allocator nor
 //! the current CPU; the census counts it as pooled, and audits report it.
@@ -17,7 +17,7 @@ use core::marker::PhantomData;
 
 /// A TLB flush is pending: stale translations to the frame may exist.
 #[derive(Debug)]
-pub enum Owed {}
+pub enum FlushPending {}
 /// No translation to the frame exists; its contents are arbitrary.
 #[derive(Debug)]
 pub enum Clean {}
@@ -26,21 +26,21 @@ pub enum Clean {}
 pub enum Zeroed {}
 
 mod sealed {
-    /// `Owed`, and types of other crates, cannot implement [`Settled`](super::Settled).
+    /// `FlushPending`, and types of other crates, cannot implement [`Flushed`](super::Flushed).
     pub trait Sealed {}
     impl Sealed for super::Clean {}
     impl Sealed for super::Zeroed {}
 }
 
 /// The states of a frame without a pending flush: [`Clean`] and [`Zeroed`].
-pub trait Settled: sealed::Sealed {
+pub trait Flushed: sealed::Sealed {
     /// Whether the bytes are known to be zero.
     const ZEROED: bool;
 }
-impl Settled for Clean {
+impl Flushed for Clean {
     const ZEROED: bool = false;
 }
-impl Settled for Zeroed {
+impl Flushed for Zeroed {
     const ZEROED: bool = true;
 }
 
@@ -79,14 +79,14 @@ impl<S> Frame<S> {
     }
 }
 
-impl Frame<Owed> {
-    /// Marks the flush as done: the only conversion from `Owed` to [`Clean`].
+impl Frame<FlushPending> {
+    /// Marks the flush as done: the only conversion from `FlushPending` to [`Clean`].
     ///
     /// # Safety
     /// Every CPU that could hold a translation to these frames has dropped it, after the entry of
     /// the translation was cleared.
     #[inline]
-    pub const unsafe fn settle(self) -> Frame<Clean> {
+    pub const unsafe fn assume_flushed(self) -> Frame<Clean> {
         Frame::new(self.number, self.order)
     }
 }

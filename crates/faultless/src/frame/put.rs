@@ -26,7 +26,7 @@ impl Frames {
                 for number in numbers.iter().map(|number| FrameNumber(number.get())) {
                     if self.meta(number).put_ref() == 0 {
                         // SAFETY: the reference was the last one, and the mappings were flushed.
-                        let frame = unsafe { self.reclaim(number).settle() };
+                        let frame = unsafe { self.reclaim(number).assume_flushed() };
                         self.free(local, frame, wait);
                     }
                 }

@@ -47,7 +47,7 @@ fn all_is_back(frames: &Frames) {
 fn unpublish(frames: &Frames, number: FrameNumber) -> Frame<Clean> {
     assert_eq!(frames.meta(number).put_ref(), 0);
     // SAFETY: the last reference is dropped, and these tests have neither tables nor TLBs.
-    unsafe { frames.reclaim(number).settle() }
+    unsafe { frames.reclaim(number).assume_flushed() }
 }
 
 #[test]
@@ -252,7 +252,14 @@ fn a_bulk_allocation_is_limited_to_spare_frames() {
 fn the_census_knows_every_use() {
     let frames = memory(1, &[region(0, 10, 150)]);
     let local = cpu(0);
-    let uses = [Use::Table, Use::Anon, Use::Shared, Use::Zero, Use::Retired, Use::Kernel];
+    let uses = [
+        FrameUse::Table,
+        FrameUse::Anon,
+        FrameUse::Shared,
+        FrameUse::Zero,
+        FrameUse::Retired,
+        FrameUse::Kernel,
+    ];
     let mut published = Vec::new();
     for (count, usage) in uses.into_iter().enumerate() {
         for index in 0..=count as u64 {
@@ -261,7 +268,7 @@ fn the_census_knows_every_use() {
         }
     }
     let large = frames.alloc_order(&local, 6, &Yield).unwrap();
-    published.push(frames.publish(large, Use::Anon, 0, 0));
+    published.push(frames.publish(large, FrameUse::Anon, 0, 0));
     let held = frames.alloc(&local, &Yield).unwrap();
 
     let census = frames.checked_census(&Yield).unwrap();
@@ -269,7 +276,7 @@ fn the_census_knows_every_use() {
     assert_eq!(
         census,
         Census {
-            owed: 0,
+            flush_pending: 0,
             reserved: 0,
             free,
             zeroed: 0,
@@ -332,7 +339,7 @@ fn references_are_counted_and_the_last_one_is_final() {
     let local = cpu(0);
     let frame = frames.alloc(&local, &Yield).unwrap();
     assert!(!frames.meta(frame.number()).get_ref_unless_zero(), "not published yet");
-    let number = frames.publish(frame, Use::Anon, 5, 6);
+    let number = frames.publish(frame, FrameUse::Anon, 5, 6);
     let meta = frames.meta(number);
     assert!(meta.get_ref_unless_zero());
     assert!(meta.get_mapping());
@@ -348,7 +355,7 @@ fn references_are_counted_and_the_last_one_is_final() {
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);
     // SAFETY: the frame has no references any more.
-    let frame = unsafe { frames.reclaim(number).settle() };
+    let frame = unsafe { frames.reclaim(number).assume_flushed() };
     frames.free(&local, frame, &Yield);
     all_is_back(&frames);
 }

@@ -14,7 +14,7 @@
 //! own node while unused pages stay in another. [Demotion and promotion](super::tiers) have a hand
 //! for each node.
 //!
-//! # Use counts (lives)
+//! # Use counts
 //!
 //! When the hand reaches a page of a file, or, if there is a [swap area](super::swap), a private
 //! page, it checks whether the page was used since the last visit: whether an entry that maps the
@@ -25,15 +25,15 @@
 //! seem unused. So a CPU that [balances](Cpu::balance) memory drops its own translations twice in
 //! each round of a hand.
 //!
-//! | the page | its use count (`lives`) |
+//! | the page | its use count |
 //! |---|---|
-//! | was used | one more, at most [`MOST_LIVES`] |
+//! | was used | one more, at most [`MAX_USE_COUNT`] |
 //! | was not used, count above one | one less |
-//! | was not used, count of one or zero | the page is *due*: evicted, or demoted |
-//! | was read again soon after its eviction ([`refault`](super::refault)) | [`MOST_LIVES`] |
+//! | was not used, count of one or zero | the page is *cold*: evicted, or demoted |
+//! | was read again soon after its eviction ([`refault`](super::refault)) | [`MAX_USE_COUNT`] |
 //!
 //! A fault on private memory stores no use count. A private page is new, with a count of zero,
-//! while none of its entries is aged. If a page was used, its [neighbours](super::look_around) are
+//! while none of its entries is aged. If a page was used, its [neighbours](super::scan_around) are
 //! also checked.
 //!
 //! So pages that were read ahead and never mapped are evicted at once, pages used once are evicted
@@ -41,12 +41,12 @@
 //! that also maps neighbouring pages maps these pages as used, as Linux does on x86.)
 
 use super::backoff::Backoff;
+use super::isolate::{BATCH, FrameList};
 use super::refault::Evicted;
-use super::taken::{BATCH, FrameList};
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::file::Object;
-use crate::frame::{FrameMeta, Kind, Use, folio};
+use crate::frame::{FrameMeta, FrameUse, Kind, folio};
 use crate::heap::Shared;
 use crate::machine::{MAX_NODES, Machine, MemoryRegion};
 use crate::rmap::visits::Visits;
@@ -62,14 +62,14 @@ use core::ops::{ControlFlow, Range};
 /// area is full except for slots of pages swapped in individually.
 const WORTH: u64 = BATCH as u64;
 /// The maximum use count of a page.
-pub(super) const MOST_LIVES: u8 = 2;
+pub(super) const MAX_USE_COUNT: u8 = 2;
 /// The maximum number of frames by which a CPU advances a hand.
 const STRIDE: u64 = 64;
 /// The same maximum as a part of a node's frames.
 pub(super) const PART: u64 = 32;
 /// The number of rounds over a node before reclaim fails: by then a used page has a use count of
 /// zero.
-const ROUNDS: u64 = MOST_LIVES as u64 + 2;
+const ROUNDS: u64 = MAX_USE_COUNT as u64 + 2;
 
 /// The hands, and the record of evictions.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// batches of up to 32: clean pages are dropped, dirty pages are first written to their store.
     /// Private pages are included if there is a [swap area](Self::swap_on) to which no other CPU is
     /// writing. Returns how many frames were released, which are free at once, or after their
-    /// [deferred flushes](Self::settle_flushes).
+    /// [deferred flushes](Self::flush_deferred).
     ///
     /// A CPU without a free frame does this itself. A kernel calls it to keep frames free in
     /// advance: in a background thread, use [`reclaim_ahead`](Self::reclaim_ahead). Another use is
@@ -163,15 +163,15 @@ impl<M: Machine> Cpu<'_, M> {
         self.reclaim_until(|freed, found| freed + found >= pages)
     }
 
-    /// As [`reclaim`](Self::reclaim), until the numbers of frames freed and of due pages found are
+    /// As [`reclaim`](Self::reclaim), until the numbers of frames freed and of chosen pages found are
     /// enough for `is_enough`.
     fn reclaim_until(&self, is_enough: impl FnMut(u64, u64) -> bool) -> u64 {
         if self.state().evicting.get() {
             return 0;
         }
         let looks = self.frames_of(Over::All) * ROUNDS;
-        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |due| {
-            let freed = self.evict(due);
+        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |chosen| {
+            let freed = self.evict(chosen);
             // Other private pages would stay, too, and seem unused the next time.
             let goes_on = freed != 0 || self.state().awaits_turn.get() || !self.swaps_elsewhere();
             goes_on.then_some(freed)
@@ -187,7 +187,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
-        self.collect_ahead();
+        self.collect_in_background();
         let clock = &self.vm().clock;
         if frames.missing() == 0 {
             clock.reach.store(u64::MAX, Ordering::Relaxed);
@@ -195,22 +195,22 @@ impl<M: Machine> Cpu<'_, M> {
         let goal = clock.goal(frames.goal());
         if frames.available() >= goal - goal / 4 {
             if frames.is_short() {
-                self.collect_owed();
-                self.settle_some();
+                self.free_flushed();
+                self.free_some_flush_pending();
             }
             return 0;
         }
         self.age_translations();
-        self.collect_owed();
+        self.free_flushed();
         // One flush covers the frames that already wait, and the frames of pages that leave now.
         // Frames freed by other CPUs in the meantime reduce the need.
         let missing = || goal.saturating_sub(frames.available());
-        let is_enough = |found| missing() <= frames.owed_count() + found;
+        let is_enough = |found| missing() <= frames.flush_pending_count() + found;
         loop {
             let backoff = &clock.ahead;
             let mut got = 0;
             if !is_enough(0) && !backoff.leaves_out() {
-                let before = frames.available() + frames.owed_count();
+                let before = frames.available() + frames.flush_pending_count();
                 got = self.reclaim_until(|_, found| is_enough(found));
                 if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
                     // The scan covered all of memory. No CPU can have taken frames that were never
@@ -224,7 +224,7 @@ impl<M: Machine> Cpu<'_, M> {
             // While there are frames, CPUs flush at a convenient time.
             self.vm().deferred.ask();
             if frames.is_short() {
-                self.settle_some();
+                self.free_some_flush_pending();
             }
             if got < WORTH || is_enough(0) {
                 return freed;
@@ -256,12 +256,12 @@ impl<M: Machine> Cpu<'_, M> {
         let nodes = nodes.map(|(node, hand)| half_rounds(Over::Node(node), hand));
         let now = nodes.sum::<u64>() + half_rounds(Over::All, &clock.all);
         if state.half_rounds.replace(now) != now {
-            self.flush_own();
+            self.flush_local();
             self.count(Counter::FlushAged);
         }
     }
 
-    /// Advances the hand of `over` by at most `looks` frames, and passes the due pages to `then` in
+    /// Advances the hand of `over` by at most `looks` frames, and passes the chosen pages to `then` in
     /// batches, with a reference to each. `then` returns how many pages it processed, or `None` if
     /// it can process no more. The scan ends when `is_enough`, called with the sum of these numbers
     /// and the number of further pages found, returns true. Returns the sum. Batches are full,
@@ -283,11 +283,11 @@ impl<M: Machine> Cpu<'_, M> {
         // The rest of a stride is skipped if there is enough.
         let stride = (total / PART).min(STRIDE).min(looks).max(1);
         let _holds = self.hold_pages();
-        let (mut left, mut done, mut due) = (looks, 0, FrameList::new());
+        let (mut left, mut done, mut chosen) = (looks, 0, FrameList::new());
         // The next places to scan, and the place at which the list was last empty.
         let (mut places, mut first) = (0..0, 0);
         loop {
-            let has_enough = is_enough(done, due.len() as u64);
+            let has_enough = is_enough(done, chosen.len() as u64);
             if places.is_empty() && left != 0 && !has_enough {
                 let at = hand.fetch_add(stride, Ordering::Relaxed);
                 (places, left) = (at..at + stride, left.saturating_sub(stride));
@@ -295,31 +295,31 @@ impl<M: Machine> Cpu<'_, M> {
             let is_last = places.is_empty() || has_enough;
             // A page that is visited again in the next round must not be in the list.
             let is_round = places.end - first > total;
-            if due.is_full() || (is_last || is_round) && !due.is_empty() {
+            if chosen.is_full() || (is_last || is_round) && !chosen.is_empty() {
                 match purpose {
-                    Purpose::Evict => self.collect_ahead(),
-                    Purpose::Demote | Purpose::Promote => self.settle_ahead(),
+                    Purpose::Evict => self.collect_in_background(),
+                    Purpose::Demote | Purpose::Promote => self.flush_in_background(),
                 }
-                match then(&due.take()) {
+                match then(&chosen.take()) {
                     Some(more) => done += more,
                     None => return done,
                 }
             } else if is_last {
                 return done;
             } else {
-                if due.is_empty() {
+                if chosen.is_empty() {
                     first = places.start;
                 }
                 // A program waits for each page that is promoted. For other pages a full batch
                 // costs less.
                 let stops = |found| purpose == Purpose::Promote && is_enough(done, found);
-                self.sweep(over, total, &mut places, purpose, &mut due, stops);
+                self.sweep(over, total, &mut places, purpose, &mut chosen, stops);
             }
         }
     }
 
-    /// Scans the frames of `over` with the numbers `places`, modulo their `total`, until the due
-    /// pages fill `due`, or `stops` returns true for their number. The remaining `places` were not
+    /// Scans the frames of `over` with the numbers `places`, modulo their `total`, until the chosen
+    /// pages fill `chosen`, or `stops` returns true for their number. The remaining `places` were not
     /// scanned.
     fn sweep(
         &self,
@@ -327,14 +327,14 @@ impl<M: Machine> Cpu<'_, M> {
         total: u64,
         places: &mut Range<u64>,
         purpose: Purpose,
-        due: &mut FrameList,
+        chosen: &mut FrameList,
         mut stops: impl FnMut(u64) -> bool,
     ) {
         let walk = self.walk();
         let mut sight = Sight { walk: &walk, visits: Visits::default(), purpose, total };
-        while !places.is_empty() && !due.is_full() && !stops(due.len() as u64) {
+        while !places.is_empty() && !chosen.is_full() && !stops(chosen.len() as u64) {
             match self.frame_at(over, places.start % total) {
-                Some(frame) => places.start += self.look(&mut sight, frame, due),
+                Some(frame) => places.start += self.scan_frame(&mut sight, frame, chosen),
                 None => places.start = places.end,
             }
             self.serve_flushes();
@@ -352,13 +352,18 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Scans one frame, and adds the frame to `due` if the page is due. Returns by how many frames
+    /// Scans one frame, and adds the frame to `chosen` if the page is chosen. Returns by how many frames
     /// the hand advances.
-    fn look<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, due: &mut FrameList) -> u64 {
+    fn scan_frame<'w>(
+        &'w self,
+        sight: &mut Sight<'w>,
+        frame: FrameNumber,
+        chosen: &mut FrameList,
+    ) -> u64 {
         let meta = self.vm().frames.meta(frame);
         let is_wanted = |kind: Kind| match kind {
-            Kind::Used(Use::Shared) => true,
-            Kind::Used(Use::Anon) => {
+            Kind::Used(FrameUse::Shared) => true,
+            Kind::Used(FrameUse::Anon) => {
                 sight.purpose != Purpose::Evict || self.swap_with_room().is_some()
             }
             _ => false,
@@ -372,8 +377,8 @@ impl<M: Machine> Cpu<'_, M> {
         if !meta.get_ref_unless_zero() {
             return 1;
         }
-        if is_wanted(meta.kind()) && !meta.is_pinned() && self.is_due(sight, frame, meta) {
-            due.push(frame);
+        if is_wanted(meta.kind()) && !meta.is_pinned() && self.is_chosen(sight, frame, meta) {
+            chosen.push(frame);
         } else {
             // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.put_unmapped(frame) };
@@ -381,24 +386,30 @@ impl<M: Machine> Cpu<'_, M> {
         1
     }
 
-    /// Returns whether the page in `frame`, to which the caller has a reference, is due. Updates
+    /// Returns whether the page in `frame`, to which the caller has a reference, is chosen. Updates
     /// the use count of the page.
-    fn is_due<'w>(&'w self, sight: &mut Sight<'w>, frame: FrameNumber, meta: &FrameMeta) -> bool {
-        let is_marked = meta.lives().1 && meta.kind() == Kind::Used(Use::Anon);
+    fn is_chosen<'w>(
+        &'w self,
+        sight: &mut Sight<'w>,
+        frame: FrameNumber,
+        meta: &FrameMeta,
+    ) -> bool {
+        let is_marked = meta.use_count().1 && meta.kind() == Kind::Used(FrameUse::Anon);
         let used = is_marked.then_some(true).or_else(|| self.was_used(sight, frame, meta));
         let Some(used) = used else { return false };
         self.count(Counter::PageScanned);
-        // A dead page is due at once.
+        // A dead page is cold at once.
         if sight.purpose == Purpose::Evict && self.is_dead(sight, frame, meta) {
             return true;
         }
-        let (lives, _) = meta.lives();
-        let next = if used { (lives + 1).min(MOST_LIVES) } else { lives.saturating_sub(1) };
+        let (use_count, _) = meta.use_count();
+        let next =
+            if used { (use_count + 1).min(MAX_USE_COUNT) } else { use_count.saturating_sub(1) };
         // A concurrent update by another CPU makes no important difference.
-        meta.lives.store(next, Ordering::Relaxed);
+        meta.use_count.store(next, Ordering::Relaxed);
         match sight.purpose {
-            Purpose::Evict | Purpose::Demote => !used && lives <= 1,
-            Purpose::Promote => used && lives != 0,
+            Purpose::Evict | Purpose::Demote => !used && use_count <= 1,
+            Purpose::Promote => used && use_count != 0,
         }
     }
 
@@ -411,7 +422,7 @@ impl<M: Machine> Cpu<'_, M> {
         meta: &FrameMeta,
     ) -> Option<bool> {
         let (mut used, mut own) = (false, 1);
-        if meta.kind() == Kind::Used(Use::Shared) {
+        if meta.kind() == Kind::Used(FrameUse::Shared) {
             let purpose = sight.purpose;
             let was_read = |object: &Shared<Object>| self.was_read(purpose, frame, meta, object);
             (used, own) = (self.with_object(&mut sight.visits, frame, was_read)??, 2);
@@ -428,13 +439,13 @@ impl<M: Machine> Cpu<'_, M> {
                     // One entry maps all pages of the folio, and the first page stands for all: the
                     // use count is nonzero after a use, until the folio is no longer spared.
                     let first = self.vm().frames.table().find(folio::first_of(frame));
-                    first.is_none_or(|first| first.lives().0 != 0)
+                    first.is_none_or(|first| first.use_count().0 != 0)
                 } else {
                     is_found = true;
                     is_aged |= found.seen.is_aged();
                     let used = self.take_accessed(found.slot, found.seen);
                     if used && own == 1 {
-                        self.look_around(&found, sight.total);
+                        self.scan_around(&found, sight.total);
                     }
                     used
                 };
@@ -442,7 +453,7 @@ impl<M: Machine> Cpu<'_, M> {
             });
             // The use count belongs to the previous page of the frame.
             if own == 1 && is_found && !is_aged {
-                meta.lives.store(0, Ordering::Relaxed);
+                meta.use_count.store(0, Ordering::Relaxed);
             }
         }
         Some(used)

@@ -24,8 +24,8 @@
 //! The hands keep their positions between calls. So a background call may move only a few pages,
 //! and the next call continues.
 
+use super::isolate::BATCH;
 use super::migrate::Moving;
-use super::taken::BATCH;
 use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::frame::isolated::Isolated;
@@ -237,7 +237,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Frees frames that wait for a flush, and frames kept by this CPU.
     fn gather_freed(&self) {
-        self.settle_owed();
+        self.flush_deferred_if_any();
         self.vm().frames.drain(self.local(), self);
     }
 

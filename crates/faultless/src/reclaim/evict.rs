@@ -1,8 +1,8 @@
 //! Eviction: pages of files leave memory, and [private pages](super::swap) after they became pages
 //! of the swap area.
 //!
-//! A batch of pages is [taken](super::taken) from its programs, together with the pages' entries in
-//! their object. The next steps depend on whether a page is [dirty](crate::file::write_back):
+//! A batch of pages is [taken](super::isolate) from its programs, together with the pages' entries
+//! in their object. The next steps depend on whether a page is [dirty](crate::file::write_back):
 //!
 //! - A [lazily freed](super::lazy) page leaves memory if no program has stored to the page since.
 //!   Its entries are emptied and flushed at once, because afterwards the memory reads as zeros.
@@ -25,8 +25,8 @@
 //! being written back, or if its object has no store.
 
 use super::Set;
+use super::isolate::{BATCH, Batch, FrameList, Mapping, Page, Referred, Then};
 use super::swap::Swap;
-use super::taken::{BATCH, Batch, FrameList, Mapping, Page, Referred, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
 use crate::file::{Laundry, Object};
@@ -132,7 +132,7 @@ impl<M: Machine> Cpu<'_, M> {
                 return;
             }
             let mappings = self.unmap(batch, at, |name| name);
-            let last = batch.leave(self, at, mappings, |frame| self.free(frame));
+            let last = batch.put_references(self, at, mappings, |frame| self.free(frame));
             debug_assert!(!last, "the caller has a reference");
             freed += 1;
         });
@@ -166,7 +166,7 @@ impl<M: Machine> Cpu<'_, M> {
             let refs = page.entries() + 1;
             self.note_evicted(page);
             self.unmap(batch, at, |_| Entry::NONE);
-            freed += u64::from(batch.leave(self, at, refs, |frame| self.free(frame)));
+            freed += u64::from(batch.put_references(self, at, refs, |frame| self.free(frame)));
         });
         if let Err(OutOfMemory) = taken {
             self.put_all_unmapped(&frames);
@@ -237,7 +237,7 @@ impl<M: Machine> Cpu<'_, M> {
             let mappings = self.unmap(batch, at, Entry::undirtied);
             cleaned[count] = (index(frame), frame);
             count += 1;
-            batch.leave(self, at, mappings, |frame| self.free(frame));
+            batch.put_references(self, at, mappings, |frame| self.free(frame));
         });
         let written = laundry.write(self, &cleaned[..count]);
         self.count_swapped(object, Counter::SwapOut, written);

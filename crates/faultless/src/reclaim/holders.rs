@@ -6,7 +6,7 @@
 //! pages is not out of memory while another CPU is in such a call. The CPU waits until each CPU in
 //! such a call has left the call, and then scans again.
 //!
-//! 1. *Hold.* The CPU makes the [number](Stays) of its calls odd before it takes the first
+//! 1. *Hold.* The CPU makes the [number](RegionCounter) of its calls odd before it takes the first
 //!    reference, and even after it has dropped the last.
 //! 2. *Wait.* A CPU that finds a page with such a reference either finds this number odd, or the
 //!    call has ended. The CPU waits until the number changes.
@@ -17,16 +17,16 @@
 
 use crate::machine::Machine;
 use crate::sync::atomic::{Ordering, fence};
-use crate::sync::stays::{Stay, Stays};
+use crate::sync::region_counter::{Region, RegionCounter};
 use crate::vm::Cpu;
 
 /// The calls of a CPU that hold pages.
 #[derive(Debug, Default)]
-pub(crate) struct Holder(Stays);
+pub(crate) struct Holder(RegionCounter);
 
 impl<M: Machine> Cpu<'_, M> {
     /// Step 1; the drop ends the call. A nested call is part of the outer call.
-    pub(crate) fn hold_pages(&self) -> Stay<'_> {
+    pub(crate) fn hold_pages(&self) -> Region<'_> {
         let stay = self.state().holder.0.begin();
         // A CPU that finds a reference taken from here on finds the call.
         fence(Ordering::Release);

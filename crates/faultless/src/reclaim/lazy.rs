@@ -27,12 +27,12 @@
 //! that maps the page; the last drop frees the page. The child of a fork inherits its parent's
 //! hull.
 
-use super::listed::add;
+use super::lazy_list::add;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::machine::{Machine, SpaceId};
 use crate::space::batch::shoot_core;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
@@ -108,7 +108,7 @@ impl<M: Machine> Cpu<'_, M> {
             && !entry.is_locked()
             && !entry.is_special()
             && (!entry.is_dirty() || lost(Mutant::ReclaimLooksAtDirty))
-            && self.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Anon)
+            && self.vm().frames.meta(entry.frame()).kind() == Kind::Used(FrameUse::Anon)
     }
 
     /// Returns the entry for a page that must stay: the same entry, but not lazily freed.

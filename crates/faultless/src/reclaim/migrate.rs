@@ -1,13 +1,13 @@
 //! Migration: moves pages to new frames while programs use the pages.
 //!
-//! A batch of pages is [taken](super::taken) from its programs. Then the bytes are copied, and the
-//! new frames described; the new entries differ from the old ones only in the frame; and the old
-//! frames are freed.
+//! A batch of pages is [taken](super::isolate) from its programs. Then the bytes are copied, and
+//! the new frames described; the new entries differ from the old ones only in the frame; and the
+//! old frames are freed.
 
-use super::taken::{BATCH, Batch, Then};
+use super::isolate::{BATCH, Batch, Then};
 use crate::addr::FrameNumber;
 use crate::error::{Errno, OutOfMemory};
-use crate::frame::{Bulk, Clean, Frame, Use};
+use crate::frame::{Bulk, Clean, Frame, FrameUse};
 use crate::machine::Machine;
 use crate::rmap::walker::Walk;
 use crate::stat::Counter;
@@ -31,7 +31,7 @@ impl<M: Machine> Cpu<'_, M> {
         let mut numbers = [FrameNumber(0); BATCH];
         let to = &mut numbers[..moving.len()];
         let mut frames = self.vm().frames.alloc_on(self.local(), node, to, self);
-        if frames.len() < moving.len() && self.settle_owed() {
+        if frames.len() < moving.len() && self.flush_deferred_if_any() {
             self.free_bulk(frames);
             let to = &mut numbers[..moving.len()];
             frames = self.vm().frames.alloc_on(self.local(), node, to, self);
@@ -116,23 +116,23 @@ impl<M: Machine> Cpu<'_, M> {
         // SAFETY: the new frame is unpublished and belongs to this CPU, and the old one is
         // referenced.
         unsafe { self.vm().machine().copy_frame(to.number(), from) };
-        let usage = if page.name_of_object().is_some() { Use::Shared } else { Use::Anon };
+        let usage = if page.name_of_object().is_some() { FrameUse::Shared } else { FrameUse::Anon };
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let index = meta.index.load(Ordering::Relaxed);
         let to = self.vm().frames.publish_shared(to, usage, anchor, index, refs);
         self.vm()
             .frames
             .meta(to)
-            .lives
-            .store(meta.lives.load(Ordering::Relaxed), Ordering::Relaxed);
-        // A CPU may still have a translation from the address to the old frame. See `cold`.
+            .use_count
+            .store(meta.use_count.load(Ordering::Relaxed), Ordering::Relaxed);
+        // A CPU may still have a translation from the address to the old frame. See `flush_free`.
         if !lost(Mutant::MigrateKeepsStamp) {
             let aged = meta.aged.load(Ordering::Relaxed);
             self.vm().frames.meta(to).aged.store(aged, Ordering::Relaxed);
         }
         batch.store(at, |found| found.seen.with_frame(to), |seen| seen.with_frame(to));
         // Including the batch's own.
-        batch.leave(self, at, refs + 1, free);
+        batch.put_references(self, at, refs + 1, free);
         to
     }
 }

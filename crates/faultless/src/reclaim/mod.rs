@@ -19,19 +19,22 @@
 
 mod backoff;
 pub(crate) mod clock;
-pub(crate) mod cold;
 pub(crate) mod compact;
 mod evict;
+pub(crate) mod flush_free;
 pub(crate) mod holders;
+pub(crate) mod isolate;
 pub(crate) mod lazy;
-pub(crate) mod listed;
-mod look_around;
+pub(crate) mod lazy_list;
 pub(crate) mod migrate;
 mod refault;
+mod scan_around;
 mod slots;
 pub(crate) mod swap;
-pub(crate) mod taken;
 pub(crate) mod tiers;
+
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests;
 
 use crate::error::{Errno, OutOfMemory};
 use crate::frame::{Clean, Frame, Zeroed};
@@ -88,12 +91,12 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn alloc_or_wait(&self) -> Result<Frame<Clean>, OutOfMemory> {
         self.local().order().before::<GracePeriod>();
         let frame = self.alloc().or_else(|| {
-            self.settle_some();
+            self.free_some_flush_pending();
             self.alloc()
         });
         let frame = frame.or_else(|| {
-            self.settle_all();
-            self.settle_owed();
+            self.wait_grace_all();
+            self.flush_deferred_if_any();
             self.alloc()
         });
         let frame = frame.or_else(|| {
@@ -148,13 +151,13 @@ impl<M: Machine> Cpu<'_, M> {
             let _awaits = Set::new(awaits);
             evicted = self.reclaim(pages);
         }
-        self.settle_some();
+        self.free_some_flush_pending();
         if evicted == 0 {
             self.wait(0);
             self.await_holders(|| clock.evicted.count() != before);
             // A walk may have dropped the last share of an object.
             self.end_dropped();
-            self.settle_owed();
+            self.flush_deferred_if_any();
         }
         clock.evicted.count() != before
     }
@@ -177,8 +180,8 @@ impl<M: Machine> Cpu<'_, M> {
             |result: &Result<R, Errno>| matches!(result, Err(Errno::ENOMEM)) && !crowded.get();
         let mut result = call();
         if fails(&result) {
-            self.settle_all();
-            self.settle_owed();
+            self.wait_grace_all();
+            self.flush_deferred_if_any();
             if starved.take() {
                 self.reclaim_lazy(usize::MAX);
             }
@@ -195,7 +198,7 @@ impl<M: Machine> Cpu<'_, M> {
                 break;
             }
             // All waiting frames are freed, because the call may need many.
-            self.settle_owed();
+            self.flush_deferred_if_any();
             result = call();
         }
         result
@@ -229,7 +232,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// tables. For an operation that would otherwise fail as out of memory. The caller is in no
     /// grace section and holds no lock.
     #[cold]
-    pub fn settle_all(&self) {
+    pub fn wait_grace_all(&self) {
         self.local().order().before::<GracePeriod>();
         self.end_dropped();
         let grace = &self.vm().grace;

@@ -7,8 +7,8 @@
 //! object and the page: of two colliding pages the newer is known. So the record costs only a few
 //! bytes for each frame, and a read of one word for each page read.
 
-use super::clock::MOST_LIVES;
-use super::taken::Page;
+use super::clock::MAX_USE_COUNT;
+use super::isolate::Page;
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::file::Object;
@@ -102,9 +102,9 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Sets the initial use count of a page that is read into `frame`: the maximum, if the page was
     /// evicted too early.
-    pub(crate) fn begin_lives(&self, object: &Shared<Object>, index: u64, frame: FrameNumber) {
+    pub(crate) fn begin_use_count(&self, object: &Shared<Object>, index: u64, frame: FrameNumber) {
         let evicted = &self.vm().clock.evicted;
-        let mut lives = 0;
+        let mut use_count = 0;
         if let Some(distance) = evicted.take(object.anchor(), index) {
             let is_anon = self.vm().swap.get().is_some_and(|swap| swap.is(object));
             let [refault, activate] = if is_anon {
@@ -115,9 +115,9 @@ impl<M: Machine> Cpu<'_, M> {
             self.count(refault);
             if distance < evicted.frames {
                 self.count(activate);
-                lives = MOST_LIVES;
+                use_count = MAX_USE_COUNT;
             }
         }
-        self.vm().frames.meta(frame).lives.store(lives, Ordering::Relaxed);
+        self.vm().frames.meta(frame).use_count.store(use_count, Ordering::Relaxed);
     }
 }

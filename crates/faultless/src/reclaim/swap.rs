@@ -23,7 +23,7 @@
 //!
 //! # Swapping out
 //!
-//! A batch of pages is [taken](super::taken) from its programs: all entries are busy, there is no
+//! A batch of pages is [taken](super::isolate) from its programs: all entries are busy, there is no
 //! other reference, and no CPU has a translation. For each page a free slot was reserved before.
 //! Then
 //!
@@ -51,17 +51,17 @@
 //! So an entry cannot change while a `fork`, which has a claim on the whole space, raises its
 //! count.
 
+use super::isolate::{BATCH, Batch, Mapping, Then};
 use super::slots::Slots;
-use super::taken::{BATCH, Batch, Mapping, Then};
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::error::{Errno, OutOfMemory};
 use crate::fault::prepared::Preparing;
 use crate::file::{Object, Store};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::heap::{Shared, try_box};
 use crate::machine::Machine;
 use crate::rmap::walk::Found;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
@@ -304,7 +304,7 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Returns whether a frame contains an anonymous page.
     pub(super) fn is_anon(&self, frame: FrameNumber) -> bool {
-        self.vm().frames.meta(frame).kind() == Kind::Used(Use::Anon)
+        self.vm().frames.meta(frame).kind() == Kind::Used(FrameUse::Anon)
     }
 
     /// Turns the anonymous pages in `frames`, at most [`BATCH`], that can leave their programs into
@@ -360,7 +360,7 @@ impl<M: Machine> Cpu<'_, M> {
             {
                 let slot = slot.keep(count);
                 let meta = self.vm().frames.meta(frame);
-                meta.set_use(Use::Shared);
+                meta.set_use(FrameUse::Shared);
                 meta.anchor.store(swap.object.anchor(), Ordering::Relaxed);
                 meta.index.store(slot, Ordering::Relaxed);
                 let leaf = Entry::leaf(frame).unused().dirty();
@@ -373,7 +373,7 @@ impl<M: Machine> Cpu<'_, M> {
                 batch.store(at, swapped, |seen| seen);
                 gone |= 1 << place;
                 // The reference of one mapping now belongs to the object.
-                batch.leave(self, at, count - 1, |frame| self.free(frame));
+                batch.put_references(self, at, count - 1, |frame| self.free(frame));
                 if let Some(dead) = dead {
                     // SAFETY: drops the object's reference, whose entry is gone, and which never
                     // was a mapping.

@@ -6,7 +6,7 @@
 //! used, by calling [`Cpu::balance`].
 //!
 //! - *Demotion* is reclaim of a node that has slower nodes below it. If less than 1/16 of its
-//!   frames are free, the [hand](super::clock) scans the node's frames, and due pages
+//!   frames are free, the [hand](super::clock) scans the node's frames, and chosen pages
 //!   [move](super::migrate) to the next slower node with room, until 2/16 are free. The pages stay
 //!   mapped. Pages of files are evicted only if no slower node has room. CPUs that call
 //!   [`Cpu::balance`] concurrently share the work: each stops when the node has enough free frames,
@@ -23,8 +23,8 @@
 //! directions.
 
 use super::clock::{Over, Purpose};
+use super::isolate::BATCH;
 use super::migrate::Moving;
-use super::taken::BATCH;
 use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::machine::Machine;
@@ -67,13 +67,13 @@ impl<M: Machine> Cpu<'_, M> {
         let near = self.vm().machine().nearest_node(self.id());
         let mut balanced = Balanced::default();
         if self.slower_than(near).next().is_none() {
-            self.collect_ahead();
+            self.collect_in_background();
             return balanced;
         }
-        self.settle_ahead();
+        self.flush_in_background();
         self.age_translations();
         if self.missing_on(near, 1) != 0 {
-            self.collect_owed();
+            self.free_flushed();
             // The missing frames may be kept by this CPU, or may wait for a flush, which is done
             // once for all pages demoted meanwhile.
             let frames = &self.vm().frames;
@@ -82,11 +82,11 @@ impl<M: Machine> Cpu<'_, M> {
             // Freed frames become visible to other CPUs, and are not kept by this CPU.
             frames.drain(self.local(), self);
             let missing = self.missing_on(near, 1);
-            if missing != 0 && frames.owed_on(near) >= missing {
+            if missing != 0 && frames.flush_pending_on(near) >= missing {
                 // While there are frames, CPUs flush at a convenient time.
                 self.vm().deferred.ask();
                 if self.spare_on(near, 2 * SHORT) == 0 {
-                    self.settle_some();
+                    self.free_some_flush_pending();
                 }
             }
         }
@@ -98,7 +98,7 @@ impl<M: Machine> Cpu<'_, M> {
                 (room * LOOKS).min(self.frames_of(Over::Node(node))),
                 |promoted, found| promoted + found >= room,
                 Purpose::Promote,
-                |due| self.move_to(due, near),
+                |chosen| self.move_to(chosen, near),
             );
         }
         self.state().counts.add(Counter::Demoted, balanced.demoted);
@@ -110,7 +110,8 @@ impl<M: Machine> Cpu<'_, M> {
     fn demote(&self, node: u8, balanced: &mut Balanced) {
         let Some(backoff) = self.vm().clock.demotion.get(usize::from(node)) else { return };
         // Pages moved by other CPUs in the meantime reduce the lack.
-        let lacking = || self.missing_on(node, 2).saturating_sub(self.vm().frames.owed_on(node));
+        let lacking =
+            || self.missing_on(node, 2).saturating_sub(self.vm().frames.flush_pending_on(node));
         let pages = lacking().min(MOST_DEMOTED);
         if pages == 0 || backoff.leaves_out() {
             return;
@@ -118,14 +119,14 @@ impl<M: Machine> Cpu<'_, M> {
         for slower in self.slower_than(node) {
             let left = pages.saturating_sub(balanced.demoted);
             let lack = left.saturating_sub(self.spare_on(slower, SHORT));
-            if lack != 0 && self.vm().frames.owed_on(slower) >= lack {
+            if lack != 0 && self.vm().frames.flush_pending_on(slower) >= lack {
                 self.vm().deferred.ask();
                 if lack == left {
-                    self.settle_some();
+                    self.free_some_flush_pending();
                 }
             }
             let room = self.spare_on(slower, SHORT).min(left);
-            // A used page is scanned three times before it is due: all pages are scanned if 1/16 is
+            // A used page is scanned three times before it is cold: all pages are scanned if 1/16 is
             // missing.
             let looks = (lacking() * SHORT).min(self.frames_of(Over::Node(node)));
             balanced.demoted += self.go_over(
@@ -133,8 +134,8 @@ impl<M: Machine> Cpu<'_, M> {
                 3 * looks.min(MOST_LOOKED_AT),
                 |demoted, found| demoted + found >= room || lacking() <= found,
                 Purpose::Demote,
-                |due| {
-                    let moved = self.move_to(due, slower);
+                |chosen| {
+                    let moved = self.move_to(chosen, slower);
                     // Other demoting CPUs see the freed frames, and stop.
                     self.vm().frames.drain(self.local(), self);
                     moved
@@ -144,7 +145,7 @@ impl<M: Machine> Cpu<'_, M> {
         // Pages need not leave memory if enough frames wait for a flush, because these frames will
         // be free.
         let coming: u64 =
-            self.slower_than(node).map(|slower| self.vm().frames.owed_on(slower)).sum();
+            self.slower_than(node).map(|slower| self.vm().frames.flush_pending_on(slower)).sum();
         let missing = pages.saturating_sub(balanced.demoted + coming).min(lacking());
         if missing != 0 && self.slower_than(node).all(|slower| self.spare_on(slower, SHORT) == 0) {
             balanced.evicted += self.reclaim(missing);

@@ -10,7 +10,7 @@ use crate::file::Object;
 use crate::heap::Shared;
 use crate::machine::SpaceId;
 use crate::rmap::walker::Walk;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering, made};
 use crate::sync::order::{AnchorHolder, AnchorList};
 use crate::sync::spin::SpinLock;
@@ -165,7 +165,7 @@ impl Anchors {
     }
 
     /// Removes an ending space from its family, and ends the family with its last space.
-    pub(crate) fn leave(&self, core: &Shared<Core>, wait: &impl Wait) {
+    pub(crate) fn remove(&self, core: &Shared<Core>, wait: &impl Wait) {
         let anchor = core.kin.anchor;
         let Some(record) = self.record(anchor) else { return };
         let (removed, last) = {

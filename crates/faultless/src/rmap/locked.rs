@@ -7,8 +7,8 @@
 use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::heap::{Shared, try_box_with};
-use crate::space::Lock;
-use crate::space::fixed::Core;
+use crate::space::MemoryLock;
+use crate::space::core::Core;
 use crate::space::vma::Area;
 use crate::sync::order::LockedAreas;
 use crate::sync::spin::SpinLock;
@@ -61,7 +61,7 @@ impl Locked {
     /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
     pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Self>, OutOfMemory> {
-        if area.lock() == Lock::No { Ok(None) } else { Self::at(area.range, core).map(Some) }
+        if area.lock() == MemoryLock::No { Ok(None) } else { Self::at(area.range, core).map(Some) }
     }
 
     #[inline(never)]

@@ -14,8 +14,8 @@ use super::walker::Walk;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
 use crate::heap::{Bounded, Shared, try_box_with};
-use crate::space::Lock;
-use crate::space::fixed::Core;
+use crate::space::MemoryLock;
+use crate::space::core::Core;
 use crate::space::vma::Area;
 use crate::sync::order::ObjectMappings;
 use crate::sync::spin::SpinLock;
@@ -77,7 +77,7 @@ impl Mapping {
     /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
     pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Listed>, OutOfMemory> {
-        if area.memory.object().is_none() && area.lock() == Lock::No {
+        if area.memory.object().is_none() && area.lock() == MemoryLock::No {
             return Ok(None);
         }
         Self::make(area, core).map(Some)
@@ -125,14 +125,14 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         // SAFETY: the mapping was leaked from a box, and is alive until it has left the list.
-        unsafe { self.0.as_ref() }.leave();
+        unsafe { self.0.as_ref() }.unlink();
         // SAFETY: leaked from a box, and no list links to the mapping any more.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 impl Mapping {
-    fn leave(&self) {
+    fn unlink(&self) {
         let Some(list) = self.list else { return };
         // SAFETY: the VMA keeps the object alive (mappings are listed).
         let mut list = unsafe { list.as_ref() }.list.lock(&Spin);

@@ -10,7 +10,7 @@ use super::mapping::Place;
 use super::walker::Walk;
 use crate::file::Object;
 use crate::heap::{Bounded, Shared};
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::sync::wait::Wait;
 
 /// The number of cached objects.

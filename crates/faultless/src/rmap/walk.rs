@@ -4,10 +4,10 @@ use super::visits::{Known, Visits};
 use super::walker::Walk;
 use crate::addr::{FrameNumber, PAGE_SHIFT};
 use crate::file::Object;
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::Entry;
@@ -70,11 +70,11 @@ impl<M: Machine> Cpu<'_, M> {
         let anchor = meta.anchor.load(Ordering::Relaxed);
         let sought = Sought { frame, anchor, index: meta.index.load(Ordering::Relaxed) };
         match meta.kind() {
-            Kind::Used(Use::Anon) if seeks => {
+            Kind::Used(FrameUse::Anon) if seeks => {
                 let _ = self.in_family(walk, visits, sought, &mut each);
                 None
             }
-            Kind::Used(Use::Shared) => {
+            Kind::Used(FrameUse::Shared) => {
                 let known = self.known_of(visits, anchor)?;
                 if seeks {
                     let _ = self.in_mappings(walk, sought, known, &mut each);

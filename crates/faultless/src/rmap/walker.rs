@@ -3,8 +3,8 @@
 //!
 //! If each space counted the CPUs that read its tables, each search for a page would write a line
 //! of the space twice, and all concurrent CPUs would write the same line. So spaces do not count
-//! walks. Each CPU has a [number](Stays) that is odd while it walks, and a space that ends waits
-//! for all walking CPUs, in any space.
+//! walks. Each CPU has a [number](RegionCounter) that is odd while it walks, and a space that ends
+//! waits for all walking CPUs, in any space.
 //!
 //! 1. *Walk.* The CPU makes its number odd, and issues a full fence. Then the CPU finds spaces
 //!    through their lists. Under the lock of a list the CPU checks whether a space is
@@ -23,23 +23,23 @@
 
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::sync::grace::Section;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, Mark, Reclaim};
 use crate::sync::percpu::Padded;
-use crate::sync::stays::{Stay, Stays, await_all};
+use crate::sync::region_counter::{Region, RegionCounter, await_all};
 use crate::vm::Cpu;
 
 /// The walks of a CPU. Ending spaces read it, so it has a separate cache line.
 #[derive(Debug, Default)]
-pub(crate) struct Walker(Padded<Stays>);
+pub(crate) struct Walker(Padded<RegionCounter>);
 
 /// A walk: this CPU reads tables, in a grace section, until the drop.
 #[derive(Debug)]
 pub(crate) struct Walk<'c> {
     section: Section<'c>,
-    _stay: Stay<'c>,
+    _stay: Region<'c>,
     /// Ending spaces wait for this CPU.
     _order: Mark<'c>,
 }
@@ -63,7 +63,7 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn walk(&self) -> Walk<'_> {
         order::before::<Reclaim>(self);
         let order = order::hold::<Reclaim>(self);
-        let stay = self.state().walker.0.begin_looking(&self.vm().walked);
+        let stay = self.state().walker.0.begin_checked(&self.vm().walked);
         Walk { section: self.section(), _stay: stay, _order: order }
     }
 

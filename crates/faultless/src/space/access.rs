@@ -49,7 +49,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// The number of bytes copied at once, if aligned.
 const WORD: usize = size_of::<u64>();
 
-/// The frame of an address of a space, and the permissions of the MMU.
+/// The frame of an address of a space, and the permissions of the MMU, for an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Translation {
@@ -57,27 +57,23 @@ pub struct Translation {
     pub frame: FrameNumber,
     /// The byte offset of the address in the frame.
     pub offset: usize,
-    /// The accesses that need no fault, or, for a [walk](Space::walk), no further walk. A page that
-    /// a fault would copy before a store is not `WRITE`; a page of a mapping without any permission
-    /// has none.
+    /// The accesses that need no further [walk](Space::walk). A page that a fault would copy before
+    /// a store is not `WRITE`.
     pub prot: Prot,
     /// The cache mode of device memory; `None` for the subsystem's memory. Frames of device memory
     /// belong to the kernel, and [`Machine::frame_bytes`] does not accept them.
     pub device: Option<CacheMode>,
 }
 
-impl Translation {
-    fn new<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry, addr: u64) -> Self {
-        let mut prot = Prot::READ;
-        prot.set(Prot::WRITE, entry.is_writable());
-        prot.set(Prot::EXEC, entry.is_executable());
-        Self {
-            frame: entry.frame(),
-            offset: (addr % PAGE_SIZE) as usize,
-            prot: if entry.is_present() { prot } else { Prot::empty() },
-            device: cpu.vm().device(entry),
-        }
+/// Returns the accesses that `entry`, which maps a page, allows without a fault.
+pub(super) fn prot_of(entry: Entry) -> Prot {
+    if !entry.is_present() {
+        return Prot::empty();
     }
+    let mut prot = Prot::READ;
+    prot.set(Prot::WRITE, entry.is_writable());
+    prot.set(Prot::EXEC, entry.is_executable());
+    prot
 }
 
 /// An access from outside that reached an address at which a program's own access would be refused.
@@ -99,15 +95,6 @@ impl fmt::Display for AccessError {
 impl core::error::Error for AccessError {}
 
 impl<M: Machine> Space<M> {
-    /// Returns the current translation of `addr`, if a page is mapped. The page may move
-    /// immediately afterwards, and the frame may then have another owner. The call changes no state
-    /// and faults in no page. The result must not be cached: see [`walk`](Self::walk).
-    pub fn translate(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<Translation> {
-        let section = self.section(cpu);
-        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
-        entry.is_mapped().then(|| Translation::new(cpu, entry, addr))
-    }
-
     /// Performs the walk of an MMU for an `access` to `addr` without a TLB entry: sets the accessed
     /// bit, and for a store the dirty bit, and returns the translation. `None`: the access
     /// [faults](Self::fault).
@@ -121,11 +108,14 @@ impl<M: Machine> Space<M> {
     pub fn walk(&self, cpu: &Cpu<'_, M>, addr: u64, access: Access) -> Option<Translation> {
         let section = self.section(cpu);
         let entry = self.touch(cpu, &section, addr, access)?;
-        let mut found = Translation::new(cpu, entry, addr);
-        if !entry.is_dirty() {
-            found.prot.remove(Prot::WRITE);
-        }
-        Some(found)
+        let mut prot = prot_of(entry);
+        prot.set(Prot::WRITE, entry.is_writable() && entry.is_dirty());
+        Some(Translation {
+            frame: entry.frame(),
+            offset: (addr % PAGE_SIZE) as usize,
+            prot,
+            device: cpu.vm().device(entry),
+        })
     }
 
     /// Reads the bytes starting at `addr` into `to`, like a load of a program: missing pages are
@@ -265,7 +255,7 @@ impl<M: Machine> Space<M> {
             Access::Write => entry.used().dirty(),
             Access::Read | Access::Execute => entry.used(),
         };
-        let entry = self.entry_by(cpu, section, addr, |slot| slot.settle(cpu, mark))?;
+        let entry = self.entry_by(cpu, section, addr, |slot| slot.replace(cpu, mark))?;
         allowed(entry).then_some(entry)
     }
 
@@ -310,16 +300,16 @@ impl Slot<'_> {
     }
 
     /// Returns the page's entry, after waiting until no CPU holds it.
-    pub(super) fn look(&self, wait: &impl Wait) -> Option<Entry> {
-        self.of_page(protocol::look(self.slot, wait))
+    pub(super) fn wait_and_load(&self, wait: &impl Wait) -> Option<Entry> {
+        self.of_page(protocol::wait_and_load(self.slot, wait))
     }
 
     /// Changes the entry; of a huge leaf only the accessed bit may change. Returns the page's new
     /// entry.
-    fn settle(&self, wait: &impl Wait, mut change: impl FnMut(Entry) -> Entry) -> Option<Entry> {
+    fn replace(&self, wait: &impl Wait, mut change: impl FnMut(Entry) -> Entry) -> Option<Entry> {
         let is_page = |entry: Entry| self.at.is_none() || entry.is_huge();
         let change = |entry: Entry| if is_page(entry) { change(entry) } else { entry };
-        self.of_page(protocol::settle(self.slot, wait, change).1)
+        self.of_page(protocol::wait_and_replace(self.slot, wait, change).1)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `madvise`.
 
 use super::Space;
-use super::lock::Lock;
+use super::lock::MemoryLock;
 use super::pages::each_slot;
 use super::visit::Visit;
 use super::vma::{Area, Vma, VmaFlags};
@@ -241,7 +241,7 @@ impl<M: Machine> Writing<'_, '_, M> {
 
 /// Checks whether the pages of a VMA may be passed to reclaim: not locked pages, nor device memory.
 fn may_leave(area: &Area) -> Result<(), Errno> {
-    let may = area.lock() == Lock::No && !area.memory.is_device();
+    let may = area.lock() == MemoryLock::No && !area.memory.is_device();
     if may { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
@@ -249,12 +249,12 @@ impl<M: Machine> Visit<'_, '_, M> {
     /// Applies advice that removes pages, to `part` of `area`.
     fn take_away(&self, area: &Area, part: VirtRange, advice: Advice) -> Result<(), Errno> {
         // Locked pages stay, as does device memory.
-        let locked = advice != Advice::DontNeedLocked && area.lock() != Lock::No;
+        let locked = advice != Advice::DontNeedLocked && area.lock() != MemoryLock::No;
         if locked || area.memory.is_device() {
             return Err(Errno::EINVAL);
         }
         if advice != Advice::Free {
-            self.discard(part, self.leave(part).as_ref(), |_| true);
+            self.discard(part, self.harvest_accessed(part).as_ref(), |_| true);
             return Ok(());
         }
         if !area.memory.is_anonymous() {
@@ -281,7 +281,7 @@ impl<M: Machine> Visit<'_, '_, M> {
                 if node::load(slot).is_none() {
                     return;
                 }
-                let (old, new) = protocol::settle(slot, self.cpu, |entry| match entry {
+                let (old, new) = protocol::wait_and_replace(slot, self.cpu, |entry| match entry {
                     _ if private(entry) && entry.is_aged() && lost(Mutant::FreeUnages) => {
                         entry.clean().aged()
                     }
@@ -303,7 +303,7 @@ impl<M: Machine> Visit<'_, '_, M> {
                     fence(Ordering::SeqCst);
                     let meta = self.cpu.vm().frames.meta(old.frame());
                     if meta.is_pinned() && !lost(Mutant::FreeLooksAtPins) {
-                        protocol::settle(slot, self.cpu, |entry| self.cpu.kept(entry));
+                        protocol::wait_and_replace(slot, self.cpu, |entry| self.cpu.kept(entry));
                     }
                 }
             });

@@ -13,7 +13,7 @@
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
@@ -85,7 +85,7 @@ impl<'a, 'v, M: Machine> FlushBatch<'a, 'v, M> {
             if seen.is_none() {
                 continue;
             }
-            if seen.is_used_page() && protocol::try_settle(slot, seen, Entry::NONE).is_ok() {
+            if seen.is_used_page() && protocol::try_replace(slot, seen, Entry::NONE).is_ok() {
                 first = if behind == 0 { at } else { first };
                 behind = at + 1;
                 gather(seen);
@@ -218,7 +218,7 @@ impl<M: Machine> Drop for FlushBatch<'_, '_, M> {
         }
         // Evicted pages have left no entry that would be flushed here.
         if self.cpu.is_pending(&self.space.core.evicted) && !lost(Mutant::BatchSettlesEvicted) {
-            self.cpu.settle_pending();
+            self.cpu.do_deferred_flushes();
         }
         self.cpu.state().gather.busy.set(false);
     }

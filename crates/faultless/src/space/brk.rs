@@ -11,7 +11,7 @@ use super::Space;
 use super::made::State;
 use super::merge::Piece;
 use super::place::is_stack;
-use super::vma::{Area, Memory, Prot, VmaFlags};
+use super::vma::{Area, PageSource, Prot, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
@@ -120,7 +120,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 prot: Prot::READ | Prot::WRITE,
                 flags: VmaFlags::ACCOUNT,
                 offset: range.start >> PAGE_SHIFT,
-                memory: Memory::Anonymous,
+                memory: PageSource::Anonymous,
             };
             step.replace(range, Piece { area, root: None }, State::Unlocked)
         });

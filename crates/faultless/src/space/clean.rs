@@ -42,7 +42,7 @@ impl<M: Machine> Space<M> {
                 unsafe {
                     each_slot(cpu, self.root(), range.intersect(hull), |addr, slot| {
                         if !node::load(slot).is_none() {
-                            let (old, new) = protocol::settle(slot, cpu, protect);
+                            let (old, new) = protocol::wait_and_replace(slot, cpu, protect);
                             if new.needs_flush(old) {
                                 batch.flush(VirtRange::page(addr));
                             }

@@ -14,7 +14,7 @@
 
 use super::Space;
 use super::batch::FlushBatch;
-use super::lock::Lock;
+use super::lock::MemoryLock;
 use super::made::State;
 use super::merge::Piece;
 use super::vma::{Area, Vma, VmaFlags};
@@ -24,7 +24,7 @@ use crate::error::Errno;
 use crate::fault::Access;
 use crate::fault::folio::{shown, wanted};
 use crate::file::{Fetched, Object};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::heap::Shared;
 use crate::knob::HugeText;
 use crate::machine::Machine;
@@ -145,7 +145,7 @@ impl<M: Machine> Space<M> {
     /// Collapses the pages starting at `start`.
     fn collapse_at(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Errno> {
         let found = self.with_vma(cpu, start, |Vma { area, .. }| {
-            let locked = area.lock() != Lock::No;
+            let locked = area.lock() != MemoryLock::No;
             Some(collapsible(area, start).map(|(object, first)| (object.clone(), first, locked)))
         });
         let (object, first, locked) = found.ok_or(Errno::ENOMEM)?.ok_or(Errno::EINVAL)?;
@@ -267,14 +267,14 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Returns whether the page of `slot` is the file's, and neither a private copy nor missing.
     fn is_files(&self, slot: &AtomicU64) -> bool {
         loop {
-            let entry = protocol::look(slot, self.cpu);
+            let entry = protocol::wait_and_load(slot, self.cpu);
             if !entry.is_mapped() || entry.is_special() {
                 return entry.is_none();
             }
             let kind = self.cpu.vm().frames.meta(entry.frame()).kind();
             // A page may move, and its frame may be reused.
             if node::load(slot).frame() == entry.frame() {
-                return kind == Kind::Used(Use::Shared);
+                return kind == Kind::Used(FrameUse::Shared);
             }
         }
     }
@@ -298,7 +298,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             let mut batch = FlushBatch::new(cpu, self.space);
             // SAFETY: the range is claimed, and its table exists.
             let slot = unsafe { slot_of(cpu.vm().machine(), self.space.root(), all.start, HUGE) };
-            let replaced = slot.map(|slot| protocol::settle(slot, cpu, |_| leaf.of(frame).huge()));
+            let replaced =
+                slot.map(|slot| protocol::wait_and_replace(slot, cpu, |_| leaf.of(frame).huge()));
             let mut unlinked = RetireChain::default();
             if let Some((table, _)) = replaced.filter(|(table, _)| table.is_table()) {
                 self.retire_table(table.frame(), &mut unlinked);

@@ -3,10 +3,11 @@
 //! `remap_pfn_range`.
 //!
 //! A VMA of device memory stores the frame number as its page offset
-//! ([`Memory::Device`](super::Memory)). So splits, moves and merges need no special code, and a
-//! fault computes the frame. Pages are mapped by faults, like other memory, and not all at once by
-//! the call: a range may be large, its tables are made only where used, and a child of `fork`, or a
-//! range moved by `mremap`, needs no separate path. `MAP_POPULATE` maps the range at once.
+//! ([`PageSource::Device`](super::PageSource)). So splits, moves and merges need no special code,
+//! and a fault computes the frame. Pages are mapped by faults, like other memory, and not all at
+//! once by the call: a range may be large, its tables are made only where used, and a child of
+//! `fork`, or a range moved by `mremap`, needs no separate path. `MAP_POPULATE` maps the range at
+//! once.
 //!
 //! Entries of device memory are *special*: their frames are not counted, have no metadata or
 //! anon_vma, and are not resident. Pages are never copied, so a mapping is shared.

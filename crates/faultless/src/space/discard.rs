@@ -8,7 +8,7 @@ use super::batch::FlushBatch;
 use super::visit::Visit;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::machine::Machine;
-use crate::space::leave::Was;
+use crate::space::harvest::Was;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{self, BusyEntry, Mark};
@@ -106,7 +106,7 @@ impl<M: Machine> Discard<'_, '_, M> {
             if seen.is_locked() {
                 // A CPU must not wait for an entry while it holds others.
                 self.flush();
-                seen = protocol::look(slot, self.cpu);
+                seen = protocol::wait_and_load(slot, self.cpu);
                 continue;
             }
             if !goes(seen) {

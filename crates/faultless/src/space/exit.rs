@@ -2,7 +2,7 @@
 
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
-use super::remains::{Remains, each_vma};
+use super::dropped::{DroppedSpace, each_vma};
 use crate::addr::{FrameNumber, VirtRange};
 use crate::ended::{Left, Place};
 use crate::fault::prefault::history::HistoryCell;
@@ -41,7 +41,7 @@ impl<M: Machine> Space<M> {
     pub(crate) fn end(mut self, cpu: &Cpu<'_, M>) {
         self.place.vacate();
         cpu.vm().lazy.remove(cpu, &self.core);
-        cpu.vm().anchors.leave(&self.core, cpu);
+        cpu.vm().anchors.remove(&self.core, cpu);
         self.core.close(cpu);
         {
             let writing = self.write(cpu, [VirtRange::USER, VirtRange::new(0, 0)], 1);
@@ -60,7 +60,7 @@ impl<M: Machine> Space<M> {
     }
 
     /// Reconstructs a space from its remains.
-    pub(crate) fn from_remains(mut remains: Remains) -> Self {
+    pub(crate) fn from_remains(mut remains: DroppedSpace) -> Self {
         let core = remains.core.clone();
         Self {
             id: core.id,
@@ -99,8 +99,8 @@ impl<M: Machine> Drop for Space<M> {
             self.place.vacate();
         }
         let Self { tree, history, core, locking, place, .. } = self;
-        place.leave(|| {
-            Left::Space(Remains {
+        place.push(|| {
+            Left::Space(DroppedSpace {
                 tree: core::mem::take(tree),
                 history: core::mem::replace(history, HistoryCell::new()),
                 core: core.clone(),

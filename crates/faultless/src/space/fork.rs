@@ -16,13 +16,13 @@ use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
-use crate::fault::placed;
-use crate::frame::{Kind, Use};
+use crate::fault::mem_policy;
+use crate::frame::{FrameUse, Kind};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::rmap::AnonVma;
 use crate::space::batch::FlushBatch;
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
 use crate::table::Entry;
@@ -260,7 +260,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 break;
             }
             let new = seen.read_only();
-            if protocol::try_settle(slot, seen, new).is_err() {
+            if protocol::try_replace(slot, seen, new).is_err() {
                 (at_end, to_put) = (at, Some(seen.frame()));
                 break;
             }
@@ -298,7 +298,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             return None;
         }
         let new = seen.read_only();
-        if protocol::try_settle(slot, seen, new).is_err() {
+        if protocol::try_replace(slot, seen, new).is_err() {
             // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(seen.frame()) };
             return None;
@@ -319,7 +319,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
     ) -> Result<(bool, Entry), OutOfMemory> {
         let mut stored = false;
         loop {
-            let seen = protocol::look(slot, self.cpu);
+            let seen = protocol::wait_and_load(slot, self.cpu);
             if seen.is_swapped() {
                 // The entry stays swapped: a fault that has taken it since has an invalid ticket,
                 // and no other operation has a claim.
@@ -337,7 +337,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 return Ok((stored || seen.is_writable(), new));
             }
             let new = seen.read_only();
-            if seen.is_locked() || protocol::try_settle(slot, seen, new).is_err() {
+            if seen.is_locked() || protocol::try_replace(slot, seen, new).is_err() {
                 continue;
             }
             // The entry may have to be read again, and is read-only by then.
@@ -346,7 +346,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                 return Ok((stored, new));
             }
             let Some(shown) = self.share_seldom(new, page, pinned)? else { continue };
-            if protocol::try_settle(slot, new, new).is_ok() {
+            if protocol::try_replace(slot, new, new).is_ok() {
                 return Ok((stored, shown));
             }
             if shown != new {
@@ -416,7 +416,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let meta = frames.meta(entry.frame());
         // The range is locked, so this space cannot pin a page meanwhile, and a pinned page stays
         // in its frame. A pin of another space, which is about to be released, costs a copy.
-        let own = meta.kind() == Kind::Used(Use::Anon);
+        let own = meta.kind() == Kind::Used(FrameUse::Anon);
         if !own || !meta.is_pinned() || lost(Mutant::ForkLooksAtPins) {
             // A pinned page of an object, or a hidden page; or the page has the maximum number of
             // mappings.
@@ -430,7 +430,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         if !meta.get_ref_unless_zero() {
             return Ok(None);
         }
-        let placed = placed::frame_for(self.cpu, pinned.policy, page);
+        let placed = mem_policy::frame_for(self.cpu, pinned.policy, page);
         let Some(frame) = placed.or_else(|| self.cpu.alloc()) else {
             // SAFETY: drops the reference just taken, which never was a mapping.
             unsafe { self.cpu.put_unmapped(entry.frame()) };
@@ -442,7 +442,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         // The second reference belongs to the list: until the frame is filled, reclaim does not
         // take it.
         let refs = if lost(Mutant::FilledIsReferredTo) { 1 } else { 2 };
-        let copy = frames.publish_shared(frame, Use::Anon, anchor, index, refs);
+        let copy = frames.publish_shared(frame, FrameUse::Anon, anchor, index, refs);
         let to_fill = ToFill { from: entry.frame(), next: pinned.first.replace(copy) };
         // SAFETY: a frame of the child, which no program can reach yet; aligned to a page.
         unsafe { self.to_fill(copy).write(to_fill) };

@@ -18,11 +18,11 @@
 
 use super::Space;
 use super::batch::{FlushBatch, shoot, shoot_core};
-use super::fixed::Core;
+use super::core::Core;
 use super::visit::Visit;
 use super::write::Writing;
 use crate::addr::{FrameNumber, VirtRange};
-use crate::frame::{Use, folio};
+use crate::frame::{FrameUse, folio};
 use crate::machine::Machine;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +57,7 @@ impl<M: Machine> Space<M> {
 pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, slot: &AtomicU64) {
     let mut table = cpu.alloc_table();
     loop {
-        let seen = protocol::look(slot, cpu);
+        let seen = protocol::wait_and_load(slot, cpu);
         if !is_leaf(seen) {
             break;
         }
@@ -65,7 +65,7 @@ pub(crate) fn split_leaf<M: Machine>(cpu: &Cpu<'_, M>, core: &Core, start: u64, 
         shoot_core(cpu, core, pages_of(start));
         let (next, left) = match table.take() {
             Some(frame) => {
-                let number = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(LAST));
+                let number = cpu.vm().frames.publish(frame, FrameUse::Table, 0, u64::from(LAST));
                 (Entry::table(number), fill(cpu, number, seen))
             }
             None => (Entry::NONE, 0),
@@ -118,7 +118,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             return 0;
         }
         let empty = |entry| if is_leaf(entry) { Entry::NONE } else { entry };
-        let (old, new) = protocol::settle(slot, self.cpu, empty);
+        let (old, new) = protocol::wait_and_replace(slot, self.cpu, empty);
         if old == new {
             return 0;
         }
@@ -143,7 +143,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             return self.space.split(self.cpu, start, slot);
         }
         let change = |entry| if is_leaf(entry) { allow(entry) } else { entry };
-        let (old, new) = protocol::settle(slot, self.cpu, change);
+        let (old, new) = protocol::wait_and_replace(slot, self.cpu, change);
         if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
             batch.flush(pages_of(start));
         }
@@ -167,7 +167,7 @@ impl<M: Machine> Visit<'_, '_, M> {
             return self.space.split(self.cpu, start, slot);
         }
         loop {
-            let seen = protocol::look(slot, self.cpu);
+            let seen = protocol::wait_and_load(slot, self.cpu);
             if !is_leaf(seen) || !goes(seen.part(0)) {
                 return;
             }

@@ -14,7 +14,7 @@ use crate::vm::Cpu;
 
 /// How a VMA is locked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lock {
+pub enum MemoryLock {
     /// Not locked.
     #[default]
     No,
@@ -25,7 +25,7 @@ pub enum Lock {
     OnFault,
 }
 
-impl Lock {
+impl MemoryLock {
     /// Returns the flags of a VMA that is locked in this way.
     const fn flags(self) -> VmaFlags {
         match self {
@@ -38,13 +38,13 @@ impl Lock {
 
 impl Area {
     /// Returns how the area is locked.
-    pub const fn lock(&self) -> Lock {
+    pub const fn lock(&self) -> MemoryLock {
         if !self.flags.contains(VmaFlags::LOCKED) {
-            Lock::No
+            MemoryLock::No
         } else if self.flags.contains(VmaFlags::LOCK_ON_FAULT) {
-            Lock::OnFault
+            MemoryLock::OnFault
         } else {
-            Lock::Now
+            MemoryLock::Now
         }
     }
 }
@@ -56,7 +56,13 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, or the range wraps), `ENOMEM` (a hole, or VMAs cannot be
     /// split). VMAs below a hole are changed. A length that rounds up to 2^64 counts as 0.
-    pub fn mlock(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64, lock: Lock) -> Result<(), Error> {
+    pub fn mlock(
+        &self,
+        cpu: &Cpu<'_, M>,
+        addr: u64,
+        len: u64,
+        lock: MemoryLock,
+    ) -> Result<(), Error> {
         self.check_vm(cpu);
         // As on Linux, a length that wraps when it is rounded up counts as 0.
         let end = addr.checked_add(page_up(len).unwrap_or(0));
@@ -74,7 +80,7 @@ impl<M: Machine> Space<M> {
                     let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
                     Ok((area.prot, flags))
                 });
-                if lock != Lock::No {
+                if lock != MemoryLock::No {
                     writing.keep_pages(range);
                 }
                 done
@@ -89,7 +95,7 @@ impl<M: Machine> Space<M> {
     pub fn locked_pages(&self, cpu: &Cpu<'_, M>) -> u64 {
         let mut pages = 0;
         self.each_area(cpu, VirtRange::USER, |area| {
-            if area.lock() != Lock::No {
+            if area.lock() != MemoryLock::No {
                 pages += area.range.pages();
             }
             true

@@ -6,7 +6,7 @@ use crate::error::OutOfMemory;
 use crate::heap::{self, Shared};
 use crate::rmap::mapping::Mapping;
 use crate::rmap::{AnonVmaSlot, SharedAnonVma};
-use crate::space::fixed::Core;
+use crate::space::core::Core;
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;

@@ -6,7 +6,7 @@ use super::device::DeviceMemory;
 use super::made::State;
 use super::merge::Piece;
 use super::place::{Places, is_free};
-use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
+use super::vma::{Area, PageSource, Prot, Vma, VmaFlags};
 use super::write::NOWHERE;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -239,13 +239,15 @@ impl<M: Machine> Space<M> {
         let prot = prot & (Prot::READ | Prot::WRITE | Prot::EXEC);
         vma_flags.set(VmaFlags::NOWRITE, shared && !may_write);
         let (memory, offset) = match what {
-            What::Object(Backing { object, first, .. }) => (Memory::Object(object.clone()), first),
-            What::Anonymous if shared && late.is_none() => {
-                (Memory::Object(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0)
+            What::Object(Backing { object, first, .. }) => {
+                (PageSource::Object(object.clone()), first)
             }
-            What::Anonymous => (Memory::Anonymous, 0),
+            What::Anonymous if shared && late.is_none() => {
+                (PageSource::Object(Object::try_new(cpu, len >> PAGE_SHIFT, 0)?), 0)
+            }
+            What::Anonymous => (PageSource::Anonymous, 0),
             What::Device(DeviceMemory { first, cache, tag, .. }) => {
-                (Memory::Device { cache, tag }, first.0.into())
+                (PageSource::Device { cache, tag }, first.0.into())
             }
         };
         let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, memory };
@@ -253,7 +255,7 @@ impl<M: Machine> Space<M> {
         let done = self.map_area(cpu, &request, &area);
         // This is the last share if the mapping was refused, or if another CPU has already unmapped
         // it.
-        if let Memory::Object(object) = area.memory {
+        if let PageSource::Object(object) = area.memory {
             Object::release(object, cpu);
         }
         done
@@ -312,7 +314,7 @@ impl<M: Machine> Space<M> {
             if let Some(errno) = request.late {
                 return Err(errno);
             }
-            let was = if occupied { writing.leave(range) } else { None };
+            let was = if occupied { writing.harvest_accessed(range) } else { None };
             let state = if occupied { State::WriteLocked } else { State::Unlocked };
             let placed = writing.step(range.with_neighbours(), |step| {
                 if !request.fixed {

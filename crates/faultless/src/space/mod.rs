@@ -16,15 +16,16 @@ pub(crate) mod batch;
 mod brk;
 mod clean;
 mod collapse;
+pub(crate) mod core;
 mod device;
 mod discard;
+pub(crate) mod dropped;
 mod exit;
 mod finish;
-pub(crate) mod fixed;
 mod fork;
 mod grow;
+mod harvest;
 pub(crate) mod huge;
-mod leave;
 mod lock;
 mod made;
 mod map;
@@ -39,7 +40,6 @@ mod place;
 mod populate;
 mod protect;
 mod query;
-pub(crate) mod remains;
 mod remap;
 mod resident;
 mod revoke;
@@ -53,12 +53,12 @@ mod will_need;
 mod write;
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 
 pub use access::{AccessError, Translation};
 pub use advise::Advice;
 pub use device::DeviceMemory;
-pub use lock::Lock;
+pub use lock::MemoryLock;
 pub use map::{Backing, MapFlags};
 pub use mbind::{MemPolicy, NodeSet};
 pub use page_info::{PageInfo, PagePlace};
@@ -66,14 +66,15 @@ pub use pin::Pins;
 pub(crate) use place::Apart;
 pub use query::{AreaInfo, Label, Maps};
 pub use remap::RemapFlags;
-pub use revoke::Copies;
-pub use vma::{Area, Memory, Prot, VmaFlags};
+pub use revoke::PrivateCopies;
+pub use vma::{Area, PageSource, Prot, VmaFlags};
 
+use self::core::Core;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::ended::Place;
 use crate::error::{Errno, Error};
 use crate::fault::prefault::history::HistoryCell;
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::heap::Shared;
 use crate::identity::Identity;
 use crate::knob::{Locking, Policy};
@@ -86,10 +87,9 @@ use crate::sync::range::{RangeGuard, Wanted};
 use crate::sync::rwlock::{ReadGuard, WriteGuard};
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
+use ::core::fmt;
+use ::core::marker::PhantomData;
 use brk::bounds::{Heap, HeapBounds};
-use core::fmt;
-use core::marker::PhantomData;
-use fixed::Core;
 use tree::{Tree, View};
 use vma::Vma;
 
@@ -170,7 +170,7 @@ impl<M: Machine> Space<M> {
         cpu.end_dropped();
         let place = cpu.vm().ended.place().map_err(refused)?;
         let frame = cpu.alloc_table_or_wait().map_err(refused)?;
-        let root = cpu.vm().frames.publish(frame, Use::Table, 0, u64::from(ROOT));
+        let root = cpu.vm().frames.publish(frame, FrameUse::Table, 0, u64::from(ROOT));
         let id = cpu.vm().new_space_id();
         let anchors = &cpu.vm().anchors;
         let own = || anchors.found_family(cpu);
@@ -293,7 +293,7 @@ impl<M: Machine> Space<M> {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }
         self.core.cpus.remove(cpu.id());
-        cpu.vm().deferred.left(cpu.local());
+        cpu.vm().deferred.left_space(cpu.local());
         self.core.ranges.leave(cpu.id());
         // The flush above also serves the requests posted since. Their senders may be waiting.
         cpu.serve_flushes();
@@ -403,7 +403,7 @@ impl<M: Machine> Space<M> {
 
     /// Out of line, because faults of the baselines also lock, but do not need this part.
     #[inline(never)]
-    fn claim_shared<'a>(
+    pub(crate) fn claim_shared<'a>(
         &'a self,
         cpu: &'a Cpu<'_, M>,
         range: VirtRange,

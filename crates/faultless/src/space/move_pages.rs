@@ -4,10 +4,10 @@ use super::Space;
 use crate::addr::{FrameNumber, VirtRange, page_down};
 use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
-use crate::frame::{Kind, Use, folio};
+use crate::frame::{FrameUse, Kind, folio};
 use crate::machine::Machine;
+use crate::reclaim::isolate::BATCH;
 use crate::reclaim::migrate::Moving;
-use crate::reclaim::taken::BATCH;
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
@@ -122,7 +122,7 @@ impl<M: Machine> Space<M> {
         self.core.enter(cpu.id(), cpu, &section);
         let page = page_down(addr);
         loop {
-            let entry = self.entry_by(cpu, &section, page, |slot| slot.look(cpu));
+            let entry = self.entry_by(cpu, &section, page, |slot| slot.wait_and_load(cpu));
             let entry = entry.ok_or(Errno::ENOENT)?;
             if !entry.is_mapped() {
                 return Err(Errno::ENOENT);
@@ -144,7 +144,7 @@ impl<M: Machine> Space<M> {
 pub(super) fn is_shared<M: Machine>(cpu: &Cpu<'_, M>, frame: FrameNumber) -> bool {
     let frames = &cpu.vm().frames;
     let meta = frames.meta(frame);
-    if meta.kind() != Kind::Used(Use::Shared) {
+    if meta.kind() != Kind::Used(FrameUse::Shared) {
         return meta.refs() > 2;
     }
     meta.refs() > 3 || leaves_of(cpu, frame) > 1

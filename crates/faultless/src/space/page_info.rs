@@ -1,12 +1,15 @@
 //! What each page of a space maps.
 
 use super::Space;
+use super::access::prot_of;
 use super::move_pages::leaves_of;
 use super::pages::each_entry;
+use super::vma::Prot;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;
 use crate::table::Entry;
+use crate::table::format::CacheMode;
 use crate::table::node;
 use crate::vm::Cpu;
 
@@ -16,8 +19,14 @@ use crate::vm::Cpu;
 pub struct PageInfo {
     /// The frame.
     pub frame: FrameNumber,
-    /// The use of the frame: [`Use::Zero`] for the zero page, [`Use::Device`] for device memory.
-    pub usage: Use,
+    /// The accesses that need no fault. A page that a fault would copy before a store is not
+    /// `WRITE`; a page of a mapping without any permission has none.
+    pub prot: Prot,
+    /// The cache mode of device memory; `None` for the subsystem's memory.
+    pub device: Option<CacheMode>,
+    /// The use of the frame: [`FrameUse::Zero`] for the zero page, [`FrameUse::Device`] for device
+    /// memory.
+    pub usage: FrameUse,
     /// The number of mappings of the frame in all spaces, at least 1; always 1 for the zero page
     /// and device memory. A CPU that looks at the page counts as a mapping for that moment.
     pub mappings: u32,
@@ -49,20 +58,13 @@ pub enum PagePlace {
 }
 
 impl<M: Machine> Space<M> {
-    /// Returns what the page at `addr` maps, or `None`. The answer may be out of date a moment
-    /// later.
+    /// Returns the page in memory that is mapped at `addr`, or `None`. The call changes no state
+    /// and faults in no page. The page may move immediately afterwards, and the frame may then have
+    /// another owner: a software MMU uses [`walk`](Self::walk).
     pub fn page_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<PageInfo> {
         let section = self.section(cpu);
-        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
+        let entry = self.entry_by(cpu, &section, addr, |slot| slot.wait_and_load(cpu))?;
         entry.is_mapped().then(|| page_of(cpu, entry))
-    }
-
-    /// Returns the slot of the swap area that has the page at `addr`, if the page is not in memory.
-    /// A CPU may read the page in again a moment later.
-    pub fn swap_slot_at(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<u64> {
-        let section = self.section(cpu);
-        let entry = self.entry_by(cpu, &section, addr, |slot| slot.look(cpu))?;
-        entry.is_swapped().then(|| entry.slot())
     }
 
     /// Calls `tell` with each page that `range` touches and that is in memory or in the swap area,
@@ -103,11 +105,13 @@ impl<M: Machine> Space<M> {
 /// Returns the description of the page that `entry` maps.
 fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
     let frame = entry.frame();
-    let accessed = entry.is_accessed();
+    let (accessed, prot, device) = (entry.is_accessed(), prot_of(entry), cpu.vm().device(entry));
     if entry.is_special() {
-        let usage = if cpu.vm().maps_zeros(entry) { Use::Zero } else { Use::Device };
+        let usage = if cpu.vm().maps_zeros(entry) { FrameUse::Zero } else { FrameUse::Device };
         return PageInfo {
             frame,
+            prot,
+            device,
             usage,
             mappings: 1,
             exclusive: false,
@@ -120,19 +124,21 @@ fn page_of<M: Machine>(cpu: &Cpu<'_, M>, entry: Entry) -> PageInfo {
     let refs = meta.refs();
     let (usage, others) = match meta.kind() {
         // The object has one reference.
-        Kind::Used(Use::Shared) => (Use::Shared, 1),
-        _ => (Use::Anon, 0),
+        Kind::Used(FrameUse::Shared) => (FrameUse::Shared, 1),
+        _ => (FrameUse::Anon, 0),
     };
     let mut mappings = refs.saturating_sub(others);
-    if usage == Use::Shared {
+    if usage == FrameUse::Shared {
         mappings += leaves_of(cpu, frame).saturating_sub(1);
     }
     let dirty = match usage {
-        Use::Anon => !cpu.is_lazily_freed(entry),
+        FrameUse::Anon => !cpu.is_lazily_freed(entry),
         _ => entry.is_dirty() || entry.is_writable(),
     };
     PageInfo {
         frame,
+        prot,
+        device,
         usage,
         mappings: mappings.max(1),
         exclusive: mappings == 1,

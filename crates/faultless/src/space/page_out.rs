@@ -11,9 +11,9 @@ use super::unmap::user_range;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::file::pages::Lent;
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;
-use crate::reclaim::taken::FrameList;
+use crate::reclaim::isolate::FrameList;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::table::node;
 use crate::table::range::{self, Leaves};
@@ -28,7 +28,7 @@ impl<M: Machine> Space<M> {
             if seen.is_mapped() && seen.frame() == page.frame() {
                 cpu.take_accessed(slot, seen);
             }
-            cpu.vm().frames.meta(page.frame()).lives.store(0, Ordering::Relaxed);
+            cpu.vm().frames.meta(page.frame()).use_count.store(0, Ordering::Relaxed);
             Ok::<_, Infallible>(())
         });
         let Ok(()) = all;
@@ -97,8 +97,8 @@ impl<M: Machine> Space<M> {
                 let now = node::load(slot);
                 let still = now.is_mapped() && now.frame() == seen.frame();
                 let may_leave = match cpu.vm().frames.meta(page.frame()).kind() {
-                    Kind::Used(Use::Shared) => true,
-                    Kind::Used(Use::Anon) => swaps || cpu.is_lazily_freed(now),
+                    Kind::Used(FrameUse::Shared) => true,
+                    Kind::Used(FrameUse::Anon) => swaps || cpu.is_lazily_freed(now),
                     _ => false,
                 };
                 if still && may_leave && (all || !is_shared(cpu, page.frame())) {

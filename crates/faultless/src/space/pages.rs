@@ -11,7 +11,7 @@ use crate::fault::table;
 use crate::fault::ticket::{Abort, Ticket};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::leave::Was;
+use crate::space::harvest::Was;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::RetireChain;
@@ -165,7 +165,10 @@ impl<M: Machine> Space<M> {
             // By compare-and-swap, so an entry that a writer or reclaim has changed keeps that
             // change.
             Reached::Last(slots) => {
-                protocol::settle(&slots[node::index(addr, LAST)], cpu, |entry| cpu.kept(entry)).1
+                protocol::wait_and_replace(&slots[node::index(addr, LAST)], cpu, |entry| {
+                    cpu.kept(entry)
+                })
+                .1
             }
             // The pages of a huge leaf are the file's.
             Reached::Above { seen, .. } if seen.is_huge() => seen.part(node::index(addr, LAST)),
@@ -194,7 +197,7 @@ pub(super) unsafe fn last_table<'v, M: Machine>(
         match unsafe { descend(cpu.vm().machine(), root, addr) } {
             Reached::Last(slots) => return Ok(slots),
             Reached::Above { slot, level, .. } => {
-                if protocol::look(slot, cpu).is_huge() {
+                if protocol::wait_and_load(slot, cpu).is_huge() {
                     split(addr & !(TABLE_ALIGN - 1), slot);
                 }
                 if node::load(slot).is_none()
@@ -256,7 +259,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             self.remember(start, slots, was);
         }
         batch.unmap(start, slots, |slot, seen| {
-            let old = protocol::settle_from(slot, seen, self.cpu, |_| Entry::NONE).0;
+            let old = protocol::wait_and_replace_from(slot, seen, self.cpu, |_| Entry::NONE).0;
             if old.is_swapped() {
                 self.cpu.drop_swapped(&self.space.core, old);
             }
@@ -307,7 +310,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn retire_table(&self, number: FrameNumber, unlinked: &mut RetireChain) {
         self.cpu.count(Counter::TablePruned);
         let meta = self.cpu.vm().frames.meta(number);
-        meta.set_use(crate::frame::Use::Retired);
+        meta.set_use(crate::frame::FrameUse::Retired);
         // SAFETY: unlinked once; alive until the retirement.
         unsafe { unlinked.push(meta.retire_link()) };
     }
@@ -318,7 +321,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         unsafe {
             each_slot(self.cpu, self.space.root(), range, |_, slot| {
                 if !node::load(slot).is_none() {
-                    protocol::settle(slot, self.cpu, |entry| self.cpu.kept(entry));
+                    protocol::wait_and_replace(slot, self.cpu, |entry| self.cpu.kept(entry));
                 }
             });
         }

@@ -48,11 +48,11 @@
 //! loads.
 
 use super::Space;
-use super::vma::{Memory, Prot};
+use super::vma::{PageSource, Prot};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange, page_down, page_up};
 use crate::error::{Errno, Error, OutOfMemory};
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::mutant::{Mutant, lost};
@@ -209,7 +209,7 @@ impl<M: Machine> Space<M> {
             });
         };
         let area = &vma.area;
-        if matches!(area.memory, Memory::Device { .. }) {
+        if matches!(area.memory, PageSource::Device { .. }) {
             return Err(Miss::Device);
         }
         let (own, writable) = (area.is_private(), area.allows(Prot::WRITE));
@@ -218,14 +218,14 @@ impl<M: Machine> Space<M> {
             (true, false) if !write && !area.prot.is_empty() => Miss::Unshare,
             _ => Miss::Fault(access),
         };
-        let seen = self.entry_by(cpu, &visit.section, page, |slot| slot.look(cpu));
+        let seen = self.entry_by(cpu, &visit.section, page, |slot| slot.wait_and_load(cpu));
         let seen = seen.ok_or_else(missing)?;
         if !seen.is_present() || seen.is_special() || write && !seen.is_writable() {
             return Err(missing());
         }
         let vm = cpu.vm();
         let meta = vm.frames.meta(seen.frame());
-        let is_only = || meta.kind() == Kind::Used(Use::Anon) && meta.refs() == 1;
+        let is_only = || meta.kind() == Kind::Used(FrameUse::Anon) && meta.refs() == 1;
         // No pin, even for a moment, on a page that is shared: see `write_protected`.
         if own && !is_only() {
             return Err(missing());

@@ -173,7 +173,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     if node::load(slot).is_none() {
                         return;
                     }
-                    let (old, new) = protocol::settle(slot, self.cpu, allow);
+                    let (old, new) = protocol::wait_and_replace(slot, self.cpu, allow);
                     if new.needs_flush(old) && !lost(Mutant::ProtectFlush) {
                         batch.flush(VirtRange::page(addr));
                     }

@@ -4,7 +4,7 @@ use super::Space;
 use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
 use super::pages::{Leaf, each_entry, each_leaf};
-use super::vma::{Area, Memory, Prot, Vma, VmaFlags};
+use super::vma::{Area, PageSource, Prot, Vma, VmaFlags};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::{CpuId, Machine};
@@ -244,9 +244,9 @@ impl<M: Machine> Space<M> {
         }
         let grows = area.flags.contains(VmaFlags::GROWSDOWN);
         let tag = match &area.memory {
-            Memory::Anonymous => 0,
-            Memory::Object(object) => object.tag(),
-            Memory::Device { tag, .. } => *tag,
+            PageSource::Anonymous => 0,
+            PageSource::Object(object) => object.tag(),
+            PageSource::Device { tag, .. } => *tag,
         };
         let in_heap = area.range.start < heap.end && area.range.end > heap.start;
         AreaInfo {
@@ -256,9 +256,9 @@ impl<M: Machine> Space<M> {
             offset: if area.memory.is_anonymous() { 0 } else { area.offset << PAGE_SHIFT },
             tag,
             name: match &area.memory {
-                Memory::Object(_) if tag == 0 => "/dev/zero (deleted)",
-                Memory::Anonymous if grows => "[stack]",
-                Memory::Anonymous if in_heap => "[heap]",
+                PageSource::Object(_) if tag == 0 => "/dev/zero (deleted)",
+                PageSource::Anonymous if grows => "[stack]",
+                PageSource::Anonymous if in_heap => "[heap]",
                 _ => "",
             },
             resident: resident + huge,
@@ -341,8 +341,9 @@ impl<M: Machine> Space<M> {
         unsafe {
             each_leaf(cpu, self.root(), VirtRange::page(addr), |leaf| {
                 let (Leaf::Page { slot, .. } | Leaf::Huge { slot, .. }) = leaf;
-                let settles = !lost(Mutant::LookSettles);
-                let entry = if settles { protocol::look(slot, cpu) } else { node::load(slot) };
+                let settles = !lost(Mutant::QueryWaits);
+                let entry =
+                    if settles { protocol::wait_and_load(slot, cpu) } else { node::load(slot) };
                 present = entry.is_mapped();
                 swapped = entry;
             });

@@ -1,7 +1,7 @@
 //! `mremap`: shrinks a mapping, grows it in place, or moves it with its pages.
 
 use super::Space;
-use super::lock::Lock;
+use super::lock::MemoryLock;
 use super::made::State;
 use super::merge::{Piece, agree, range_later};
 use super::pages::{Leaf, each_leaf};
@@ -13,7 +13,7 @@ use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error, OutOfMemory};
-use crate::frame::{FrameMeta, Kind, Use};
+use crate::frame::{FrameMeta, FrameUse, Kind};
 use crate::machine::Machine;
 use crate::rmap::moved::{Note, Reserved};
 use crate::space::batch::FlushBatch;
@@ -179,7 +179,7 @@ impl Request {
             let entry = view.at(addr).filter(|_| unlocks)?;
             // SAFETY: VMAs in a view live as long as the section.
             let vma = unsafe { entry.value.as_ref() };
-            (vma.area.lock() != Lock::No).then(|| range_later(*view, vma))
+            (vma.area.lock() != MemoryLock::No).then(|| range_later(*view, vma))
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
         let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
@@ -382,7 +382,8 @@ impl<M: Machine> Writing<'_, '_, M> {
         let moved = VirtRange::new(old.start, old.start + old.len().min(new.len()));
         let there = self.vmas(new).next().is_some();
         // The moved pages are not freed, but leave this range.
-        let (was_here, was_there) = (self.visit().leave(old), self.visit().leave(new));
+        let (was_here, was_there) =
+            (self.visit().harvest_accessed(old), self.visit().harvest_accessed(new));
         if keep {
             // The source VMA stays, without `mlock`, and is renewed as a whole.
             self.merge_at(old.start);
@@ -441,7 +442,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let mut look = |addr: u64, slot: &AtomicU64| {
             // Another CPU may migrate the page at this time; then the metadata may be of another
             // page.
-            while let seen = protocol::look(slot, self.cpu)
+            while let seen = protocol::wait_and_load(slot, self.cpu)
                 && let Some(meta) = self.anon_page(seen)
             {
                 let (shared, index) = (meta.refs() != 1, meta.index.load(Ordering::Relaxed));
@@ -480,7 +481,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             return None;
         }
         let meta = self.cpu.vm().frames.meta(entry.frame());
-        (meta.kind() == Kind::Used(Use::Anon)).then_some(meta)
+        (meta.kind() == Kind::Used(FrameUse::Anon)).then_some(meta)
     }
 
     /// Moves the entries of `from` to `to`, where tables exist and entries are empty.
@@ -515,12 +516,12 @@ impl<M: Machine> Writing<'_, '_, M> {
                     debug_assert!(false, "tables were made for {there:#x}");
                     return;
                 };
-                let (old, _) = protocol::settle(slot, self.cpu, |_| Entry::NONE);
+                let (old, _) = protocol::wait_and_replace(slot, self.cpu, |_| Entry::NONE);
                 self.take_along(old, there, &mut moving);
                 // A fault of an earlier mapping may still hold the empty entry busy, and will store
                 // "empty" again. Wait for the fault.
                 let slot = &slots[node::index(there, LAST)];
-                let (before, _) = protocol::settle(slot, self.cpu, |_| old);
+                let (before, _) = protocol::wait_and_replace(slot, self.cpu, |_| old);
                 debug_assert!(before.is_none(), "{there:#x} was not empty: {before:?}");
                 if Entry::NONE.needs_flush(old) {
                     batch.flush(VirtRange::page(addr));
@@ -586,7 +587,7 @@ fn replace_both<M: Machine>(
     if keep {
         // A whole VMA that stays is like a new VMA. As on Linux, none of the VMA stays locked, even
         // if only a part moves, or if the moved part merges with the rest.
-        let locked = area.lock() != Lock::No;
+        let locked = area.lock() != MemoryLock::No;
         let mut stays = step.look(if locked { all } else { old })?;
         let meets = |at| agree(&stays, &area, at);
         if locked

@@ -1,7 +1,7 @@
 //! Counts resident pages, on the CPU's own cache line while the CPU runs the space.
 
 use super::Space;
-use super::fixed::Core;
+use super::core::Core;
 use crate::machine::{Machine, SpaceId};
 use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;

@@ -5,7 +5,7 @@ use super::visit::Visit;
 use super::vma::Vma;
 use crate::addr::VirtRange;
 use crate::file::Object;
-use crate::frame::{Kind, Use};
+use crate::frame::{FrameUse, Kind};
 use crate::heap::Shared;
 use crate::machine::Machine;
 use crate::space::tree::View;
@@ -15,7 +15,7 @@ use core::ops::Range;
 
 /// What happens to the private copies of an object's pages when the pages leave the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
+pub enum PrivateCopies {
     /// The copies stay: a hole was punched. A page stored to through a private mapping is no longer
     /// the file's.
     Keep,
@@ -40,7 +40,7 @@ impl<M: Machine> Space<M> {
         cpu: &Cpu<'_, M>,
         object: &Shared<Object>,
         pages: Range<u64>,
-        copies: Copies,
+        copies: PrivateCopies,
     ) {
         object.check_vm(cpu);
         let mut mapped = self.hull(cpu, object, &pages);
@@ -56,9 +56,9 @@ impl<M: Machine> Space<M> {
             let of_object = |entry: Entry| {
                 entry.is_mapped()
                     && !entry.is_special()
-                    && cpu.vm().frames.meta(entry.frame()).kind() == Kind::Used(Use::Shared)
+                    && cpu.vm().frames.meta(entry.frame()).kind() == Kind::Used(FrameUse::Shared)
             };
-            let goes = |entry: Entry| copies == Copies::Drop || of_object(entry);
+            let goes = |entry: Entry| copies == PrivateCopies::Drop || of_object(entry);
             for vma in visit.vmas(hull) {
                 if let Some(range) = vma.area.shows(object, &pages) {
                     visit.discard(range.intersect(hull), None, goes);

@@ -42,7 +42,7 @@ use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::Machine;
 use crate::space::batch::FlushBatch;
-use crate::space::leave::Was;
+use crate::space::harvest::Was;
 use crate::space::tree::View;
 use crate::space::vma::Vma;
 use crate::stat::Counter;
@@ -133,7 +133,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         range: VirtRange,
         is_enough: impl Fn(&View<'_, Vma>) -> bool,
     ) -> Result<bool, Errno> {
-        let was = self.leave(range);
+        let was = self.harvest_accessed(range);
         let unmapped = self.step(range, |step| {
             let enough = is_enough(&step.view());
             if enough {

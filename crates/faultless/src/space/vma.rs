@@ -111,13 +111,13 @@ pub struct Area {
     /// private anonymous memory the number of the page at its first mapping.
     pub offset: u64,
     /// The source of the pages.
-    pub memory: Memory,
+    pub memory: PageSource,
 }
 
 /// The source of the pages of a VMA.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Memory {
+pub enum PageSource {
     /// Private anonymous memory: zeros.
     Anonymous,
     /// A memory object, or private copies of its pages.
@@ -132,7 +132,7 @@ pub enum Memory {
     },
 }
 
-impl Memory {
+impl PageSource {
     /// Returns whether this is private anonymous memory.
     #[inline(always)]
     pub const fn is_anonymous(&self) -> bool {
@@ -211,7 +211,7 @@ impl Area {
     pub(crate) fn leaf(&self) -> Entry {
         let leaf = Entry::template(self.allows(Prot::EXEC));
         let leaf = match self.memory {
-            Memory::Device { cache, .. } => leaf.special().cached(cache),
+            PageSource::Device { cache, .. } => leaf.special().cached(cache),
             _ => leaf,
         };
         let shares = self.allows(Prot::WRITE) && !self.is_private();
@@ -380,7 +380,7 @@ mod tests {
             prot: Prot::READ | Prot::WRITE,
             flags: VmaFlags::ACCOUNT,
             offset: start,
-            memory: Memory::Anonymous,
+            memory: PageSource::Anonymous,
         }
     }
 

@@ -9,7 +9,7 @@ use super::Space;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::file::Object;
 use crate::machine::Machine;
-use crate::reclaim::taken::BATCH;
+use crate::reclaim::isolate::BATCH;
 use crate::table::node::{self, ENTRIES};
 use crate::table::range::{self, Leaves};
 use crate::vm::Cpu;

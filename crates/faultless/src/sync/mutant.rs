@@ -20,7 +20,7 @@ pub enum Mutant {
     SecondLook,
     /// The writer waits for a busy entry. Otherwise, the writer overwrites the busy entry, and the
     /// fault then overwrites the writer's entry.
-    SettleWaits,
+    ReplaceWaits,
     /// A fault that maps a folio validates all pages of the folio while the fault holds the entry.
     /// Otherwise, a truncated page stays mapped.
     LeafLooksAgain,
@@ -36,7 +36,7 @@ pub enum Mutant {
     RetriesAlone,
     /// mincore reads an entry after the entry is no longer busy. Otherwise, a page appears missing
     /// while the page is copied.
-    LookSettles,
+    QueryWaits,
     /// A fault below an unmapped stack returns its error after the unmapping is flushed. Otherwise,
     /// the program still uses the stack after the error.
     StackIsFlushed,
@@ -128,7 +128,7 @@ pub enum Mutant {
     /// slot are acknowledged without a drop.
     OverflowDropsAll,
     /// A wait loop serves requests. Otherwise, two CPUs that flush each other deadlock.
-    WaiterAnswers,
+    WaiterServes,
     /// A switch to another space drops the translations of the old space.
     LeaveFlush,
     /// A copy flushes the old page while the entry is busy. Otherwise, a CPU reads the old page
@@ -316,7 +316,7 @@ pub enum Mutant {
     DeferFence,
     /// A settlement waits for the CPUs that may hold translations. Otherwise, these CPUs use frames
     /// with other owners.
-    SettleAwaits,
+    FlushAwaitsCpus,
     /// A collection without a settlement releases only frames whose flush has been done by every
     /// CPU that may hold translations. Otherwise, such CPUs use frames with other owners.
     CollectLooks,
@@ -324,7 +324,7 @@ pub enum Mutant {
     ReleaseLooksAtStamps,
     /// A CPU that changes the content of a page does the page's deferred flush. Otherwise, other
     /// CPUs read the old content.
-    WriteSettles,
+    WriteFlushesPending,
     /// A fault that allows stores checks again for a deferred flush while the fault holds the
     /// entry. Otherwise, the page may have moved away and back in the meantime, and another CPU
     /// reads the intermediate frame.
@@ -337,7 +337,7 @@ pub enum Mutant {
     DeferLooksAtClaims,
     /// A page is unmapped without a flush only if all CPUs have dropped their translations since
     /// its accessed bit was cleared. Otherwise, a CPU still has a translation.
-    ColdLooksAtStamps,
+    FlushFreeChecksStamps,
     /// A page loses its age when `MADV_FREE` clears its accessed bit. Otherwise, the page moves
     /// without a flush while a CPU stores to it.
     FreeUnages,

@@ -138,7 +138,7 @@ classes! {
     /// The stamps of deferred flushes.
     12 DeferredStamps "the stamps of deferred flushes";
     /// An arena's frames with deferred flushes.
-    12 OwedFrames "an arena's frames whose flush is deferred";
+    12 FlushPendingFrames "an arena's frames whose flush is deferred";
     /// A CPU's queue of flush requests.
     12 FlushInbox "a flush inbox";
     /// The watcher of the trace points.

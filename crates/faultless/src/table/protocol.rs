@@ -11,8 +11,8 @@
 //!    final value. Otherwise it *reverts*, which restores the old value.
 //!
 //! **A writer** (munmap, mprotect, mremap, fork) holds the range lock. The writer makes the
-//! sequences of the VMAs odd, issues one full fence, and then *settles* each entry: it waits until
-//! no CPU holds the entry, and swaps in the new value ([`settle`]).
+//! sequences of the VMAs odd, issues one full fence, and then *replaces* each entry: it waits until
+//! no CPU holds the entry, and swaps in the new value ([`wait_and_replace`]).
 //!
 //! No fault installs a translation unseen by a writer. There is a full barrier between the fault's
 //! compare-and-swap and its second read of the sequence, and another between the writer's odd
@@ -409,18 +409,18 @@ impl Pinned<'_> {
 /// value `e` by `change(e)`. Returns the old and the new value. `change` is called again if
 /// hardware or a late fault changes the entry in between.
 #[inline]
-pub fn settle(
+pub fn wait_and_replace(
     slot: &AtomicU64,
     wait: &impl Wait,
     change: impl FnMut(Entry) -> Entry,
 ) -> (Entry, Entry) {
-    settle_from(slot, Entry(slot.load(Ordering::Acquire)), wait, change)
+    wait_and_replace_from(slot, Entry(slot.load(Ordering::Acquire)), wait, change)
 }
 
-/// [`settle`] of an entry whose last known value is `now`, loaded with acquire after the writer's
-/// fence.
+/// [`wait_and_replace`] of an entry whose last known value is `now`, loaded with acquire after the
+/// writer's fence.
 #[inline(always)]
-pub fn settle_from(
+pub fn wait_and_replace_from(
     slot: &AtomicU64,
     mut now: Entry,
     wait: &impl Wait,
@@ -428,7 +428,7 @@ pub fn settle_from(
 ) -> (Entry, Entry) {
     order::before::<BusyEntry>(wait);
     loop {
-        if now.is_locked() && !lost(Mutant::SettleWaits) {
+        if now.is_locked() && !lost(Mutant::ReplaceWaits) {
             now = await_holder(slot, wait);
             continue;
         }
@@ -443,13 +443,13 @@ pub fn settle_from(
     }
 }
 
-/// Tries [`settle`] once: replaces the entry's value `seen`, which is not locked, by `next`. If the
-/// two are equal, only checks that the value is still `seen`.
+/// Tries [`wait_and_replace`] once: replaces the entry's value `seen`, which is not locked, by
+/// `next`. If the two are equal, only checks that the value is still `seen`.
 ///
 /// # Errors
 /// The current value of the entry, if different from `seen`.
 #[inline(always)]
-pub fn try_settle(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entry> {
+pub fn try_replace(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entry> {
     if next == seen {
         let now = Entry(slot.load(Ordering::Acquire));
         return if now == seen || lost(Mutant::ForkLooksAgain) { Ok(()) } else { Err(now) };
@@ -460,7 +460,7 @@ pub fn try_settle(slot: &AtomicU64, seen: Entry, next: Entry) -> Result<(), Entr
 
 /// Waits until no CPU holds the entry, and returns its value.
 #[inline(always)]
-pub fn look(slot: &AtomicU64, wait: &impl Wait) -> Entry {
+pub fn wait_and_load(slot: &AtomicU64, wait: &impl Wait) -> Entry {
     order::before::<BusyEntry>(wait);
     let now = Entry(slot.load(Ordering::Acquire));
     if now.is_locked() { await_holder(slot, wait) } else { now }
@@ -590,10 +590,10 @@ mod tests {
     }
 
     #[test]
-    fn settle_returns_the_replaced_value() {
+    fn replacing_an_entry_returns_its_old_value() {
         let slot = AtomicU64::new(Entry::leaf(FrameNumber(9)).0);
-        let (old, new) = settle(&slot, &Spin, |_| Entry::NONE);
+        let (old, new) = wait_and_replace(&slot, &Spin, |_| Entry::NONE);
         assert_eq!(old.frame(), FrameNumber(9));
-        assert!(new.is_none() && look(&slot, &Spin).is_none());
+        assert!(new.is_none() && wait_and_load(&slot, &Spin).is_none());
     }
 }

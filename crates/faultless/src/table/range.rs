@@ -96,7 +96,7 @@ pub unsafe fn visit_from<'m, M: Machine, E>(
             } else {
                 // Wait for a fault that is publishing a table: the fault may have validated its
                 // ticket before a writer stopped the VMA, and the writer must see the table.
-                let seen = protocol::look(&slots[at], wait);
+                let seen = protocol::wait_and_load(&slots[at], wait);
                 if seen.is_table() {
                     table = seen.frame();
                     level -= 1;
@@ -180,7 +180,7 @@ unsafe fn prune_below<M: Machine>(
         }
         // A busy entry belongs to a fault that is publishing a table for a VMA which is already
         // detached: it reverts.
-        let (old, _) = protocol::settle(slot, wait, |_| Entry::NONE);
+        let (old, _) = protocol::wait_and_replace(slot, wait, |_| Entry::NONE);
         if old.is_table() {
             // SAFETY: unlinked just now, and freed by `retire` after a grace period at the
             // earliest.
@@ -206,8 +206,11 @@ unsafe fn each_table<M: Machine>(
         for slot in unsafe { node::entries(machine, table) } {
             // A busy entry belongs to a fault that is publishing a table for a VMA which is already
             // detached: it reverts.
-            let seen =
-                if node::load(slot).is_none() { Entry::NONE } else { protocol::look(slot, wait) };
+            let seen = if node::load(slot).is_none() {
+                Entry::NONE
+            } else {
+                protocol::wait_and_load(slot, wait)
+            };
             if seen.is_table() {
                 // SAFETY: reached only through `table`.
                 unsafe { each_table(machine, seen.frame(), level - 1, wait, retire) };

@@ -3,7 +3,8 @@
 //! If a page moves while all of its mappings are read-only, TLBs of other CPUs may keep
 //! translations to the old frame. While neither the frame nor the page changes, these translations
 //! show the correct contents. So the flush is deferred: no CPU is interrupted, the frame is
-//! [kept](crate::frame::owed) with its contents, and a *stamp* records which flush is pending.
+//! [kept](crate::frame::flush_pending) with its contents, and a *stamp* records which flush is
+//! pending.
 //!
 //! # Stamps
 //!
@@ -37,12 +38,12 @@
 //! Deferrals, settlements and collections exclude each other while they read and raise `owes`, so
 //! no stamp is paid before its CPUs are recorded.
 //!
-//! Pages of which no CPU can have a translation need [no flush at all](crate::reclaim::cold).
+//! Pages of which no CPU can have a translation need [no flush at all](crate::reclaim::flush_free).
 //!
 //! # Operations that require a settlement
 //!
 //! - Using the frame: zeroing it, allocating it, returning it to the buddy allocator. The type
-//!   [`Owed`](crate::frame::Owed) enforces this.
+//!   [`FlushPending`](crate::frame::FlushPending) enforces this.
 //! - Any change of the contents of the page. A space and an object store the stamp of the last
 //!   deferral of one of their pages ([`Pending`]). Before a store to a page with possible further
 //!   mappings, and before allowing stores, an operation checks the stamp: a fault that makes a page
@@ -144,7 +145,7 @@ impl Deferred {
     /// Begins step 2: advances the clock and returns the new value. The calling CPU then drops all
     /// its translations, and passes the value to [`flushed`](Self::flushed). Because the clock
     /// advances, the flush is known to follow every earlier [clear of an accessed
-    /// bit](crate::reclaim::cold).
+    /// bit](crate::reclaim::flush_free).
     #[inline]
     pub fn before_flush(&self) -> u64 {
         let stamp = self.clock.fetch_add(1, Ordering::SeqCst) + 1;
@@ -191,7 +192,7 @@ impl Deferred {
     /// the only space of its translations. (A deferral that saw the CPU in the set may advance the
     /// clock afterwards; a settlement checks whether the CPU runs a space.)
     #[inline]
-    pub fn left(&self, local: &Local) {
+    pub fn left_space(&self, local: &Local) {
         self.flushed(local, self.clock.load(Ordering::Acquire));
     }
 
@@ -225,7 +226,7 @@ impl Deferred {
         flushed.load(Ordering::Relaxed) < asked.min(owes.load(Ordering::Relaxed))
     }
 
-    /// Step 5. `runs` as in [`settle`](Self::settle).
+    /// Step 5. `runs` as in [`flush_all`](Self::flush_all).
     pub fn collect(&self, wait: &impl Wait, runs: impl Fn(CpuId) -> bool) {
         let _lock = self.lock.lock(wait);
         let mut floor = self.clock.load(Ordering::SeqCst);
@@ -241,7 +242,7 @@ impl Deferred {
 
     /// Step 3. Returns the number of CPUs interrupted. `runs` returns whether a CPU runs a space.
     /// Before `runs` returns false, the CPU has dropped its translations of its last space.
-    pub fn settle<M: Machine>(
+    pub fn flush_all<M: Machine>(
         &self,
         machine: &M,
         inboxes: &PerCpu<Inbox>,
@@ -274,7 +275,7 @@ impl Deferred {
             cpu != here
         });
         owing.retain(|cpu| {
-            if !lost(Mutant::SettleAwaits) {
+            if !lost(Mutant::FlushAwaitsCpus) {
                 // A CPU that has left its space has no translations any more, and need not respond.
                 let Stamps { owes, flushed } = self.cpus.remote(cpu);
                 let due = || owes.load(Ordering::Relaxed).min(stamp);
@@ -309,7 +310,7 @@ mod tests {
 
     /// Returns the deferred flushes of two CPUs, with one deferral for translations of the second
     /// CPU.
-    fn owed() -> (Deferred, CpuSet) {
+    fn with_deferral() -> (Deferred, CpuSet) {
         let (deferred, set) = (Deferred::try_new(2).unwrap(), CpuSet::new());
         set.insert(CpuId(1));
         assert_eq!(deferred.defer([&set].into_iter(), &Impatient), 1);
@@ -317,35 +318,35 @@ mod tests {
     }
 
     /// Settles; `runs` returns whether a CPU runs a space. Returns the number of CPUs interrupted.
-    fn settle(deferred: &Deferred, runs: impl Fn(CpuId) -> bool) -> u64 {
+    fn flush_all(deferred: &Deferred, runs: impl Fn(CpuId) -> bool) -> u64 {
         let inboxes = PerCpu::try_new(2, |_| Inbox::new()).unwrap();
-        deferred.settle(&TestMachine::new(2, 8), &inboxes, &local(0), &Impatient, runs)
+        deferred.flush_all(&TestMachine::new(2, 8), &inboxes, &local(0), &Impatient, runs)
     }
 
     #[test]
     fn a_cpu_without_a_space_leaves_no_stamp_unpaid() {
-        let (deferred, _) = owed();
+        let (deferred, _) = with_deferral();
         deferred.collect(&Impatient, |_| true);
         assert_eq!(deferred.paid(), 0);
         deferred.collect(&Impatient, |_| false);
         assert_eq!(deferred.paid(), 1);
-        let (deferred, _) = owed();
-        assert_eq!((settle(&deferred, |_| false), deferred.paid()), (0, 1));
+        let (deferred, _) = with_deferral();
+        assert_eq!((flush_all(&deferred, |_| false), deferred.paid()), (0, 1));
     }
 
     /// The CPU has left its space; the change of `runs` is the only sign.
     #[test]
-    fn settle_does_not_wait_for_a_cpu_that_left_its_space() {
-        let (deferred, _) = owed();
+    fn flush_does_not_wait_for_a_cpu_that_left_its_space() {
+        let (deferred, _) = with_deferral();
         let looks = Cell::new(0);
         let runs = |_| looks.replace(looks.get() + 1) == 0;
-        assert_eq!((settle(&deferred, runs), deferred.paid()), (1, 1));
+        assert_eq!((flush_all(&deferred, runs), deferred.paid()), (1, 1));
     }
 
     /// Other CPUs continue to defer flushes during a settlement.
     #[test]
-    fn settle_does_not_wait_for_later_deferrals() {
-        let (deferred, set) = owed();
+    fn flush_does_not_wait_for_later_deferrals() {
+        let (deferred, set) = with_deferral();
         let (there, looks) = (local(1), Cell::new(0));
         let runs = |_| {
             if looks.replace(looks.get() + 1) == 1 {
@@ -354,12 +355,12 @@ mod tests {
             }
             true
         };
-        assert_eq!((settle(&deferred, runs), deferred.paid()), (1, 1));
+        assert_eq!((flush_all(&deferred, runs), deferred.paid()), (1, 1));
     }
 
     #[test]
     fn cpus_are_not_asked_again_before_payment() {
-        let (deferred, set) = owed();
+        let (deferred, set) = with_deferral();
         let there = local(1);
         assert!(!deferred.is_asked(&there));
         deferred.ask();

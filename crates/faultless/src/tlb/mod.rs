@@ -12,3 +12,6 @@ pub mod cpuset;
 pub mod deferred;
 pub mod gather;
 pub mod shootdown;
+
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests;

@@ -15,19 +15,16 @@ use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Wait, until};
 use crate::tlb::cpuset::CpuSet;
 use crate::tlb::deferred::Deferred;
+use arrayvec::ArrayVec;
 
 /// Requests that a queue holds before it degrades.
 const POSTS: usize = if cfg!(loom) { 1 } else { 8 };
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 struct Posts {
-    items: [(SpaceId, Invalidate); POSTS],
-    len: usize,
+    items: ArrayVec<(SpaceId, Invalidate), POSTS>,
     everything: bool,
 }
-
-const NO_POSTS: Posts =
-    Posts { items: [(SpaceId(0), Invalidate::All); POSTS], len: 0, everything: false };
 
 /// Waits like the machine, but serves no shootdown requests: for leaf locks.
 struct Relax<'a, M>(&'a M, &'a Local);
@@ -62,7 +59,7 @@ impl Inbox {
     /// Returns an empty queue.
     pub fn new() -> Self {
         Self {
-            posts: SpinLock::ordered(NO_POSTS),
+            posts: SpinLock::ordered(Posts::default()),
             posted: AtomicU64::new(0),
             served: AtomicU64::new(0),
         }
@@ -73,11 +70,7 @@ impl Inbox {
     fn post<M: Machine>(&self, machine: &M, local: &Local, space: SpaceId, what: Invalidate) {
         let wait = Relax(machine, local);
         let mut posts = self.posts.lock(&wait);
-        if posts.len < POSTS {
-            let at = posts.len;
-            posts.items[at] = (space, what);
-            posts.len += 1;
-        } else {
+        if posts.items.try_push((space, what)).is_err() {
             posts.everything = !lost(Mutant::OverflowDropsAll);
         }
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
@@ -114,20 +107,21 @@ impl Inbox {
         let (taken, ticket) = {
             let wait = Relax(machine, local);
             let mut posts = self.posts.lock(&wait);
-            (core::mem::replace(&mut *posts, NO_POSTS), self.posted.load(Ordering::Relaxed))
+            (core::mem::take(&mut *posts), self.posted.load(Ordering::Relaxed))
         };
-        let items = &taken.items[..taken.len];
         // A CPU has translations of the space it runs only. After dropping all of them, the CPU has
         // flushed all deferrals so far, too. The clock is read after the lock was taken: a
         // settlement reads the clock before it posts.
-        let all = taken.everything || items.contains(&(runs, Invalidate::All));
+        let all = taken.everything || taken.items.contains(&(runs, Invalidate::All));
         let seen = all.then(|| deferred.before_served_flush());
         if lost(Mutant::DropTranslations) {
             // The mutant drops no translations.
         } else if taken.everything {
             machine.invalidate_all(local.id());
         } else {
-            items.iter().for_each(|&(space, what)| machine.invalidate(local.id(), space, what));
+            for (space, what) in taken.items {
+                machine.invalidate(local.id(), space, what);
+            }
         }
         if let Some(seen) = seen {
             deferred.flushed(local, seen);

@@ -1,13 +1,13 @@
 //! Frames that a kernel allocates for its own use: kernel stacks, buffers, tables of devices.
 //!
 //! The frames come from the same pool as the pages of programs, so neither side needs reserved
-//! memory. The census counts them separately ([`Use::Kernel`]), and the limit on frames includes
-//! them.
+//! memory. The census counts them separately ([`FrameUse::Kernel`]), and the limit on frames
+//! includes them.
 
 use super::{Cpu, Vm};
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
-use crate::frame::{MAX_ORDER, Use};
+use crate::frame::{FrameUse, MAX_ORDER};
 use crate::machine::Machine;
 use crate::sync::order::GracePeriod;
 use core::fmt;
@@ -80,15 +80,15 @@ impl<'v, M: Machine> Cpu<'v, M> {
         }
         let take = || self.vm().frames.alloc_order(self.local(), order, self);
         let frame = take().or_else(|| {
-            self.settle_all();
-            self.settle_owed();
+            self.wait_grace_all();
+            self.flush_deferred_if_any();
             take()
         });
         let frame = frame.or_else(|| {
             self.reclaim_lazy(1 << order);
             take()
         });
-        let first = self.vm().frames.publish(frame.ok_or(OutOfMemory)?, Use::Kernel, 0, 0);
+        let first = self.vm().frames.publish(frame.ok_or(OutOfMemory)?, FrameUse::Kernel, 0, 0);
         Ok(Block { vm: self.vm(), first, order })
     }
 }

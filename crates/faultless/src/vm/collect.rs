@@ -11,7 +11,7 @@ use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::tree::{self, RETIRE_SHARD, RETIRE_TREE_NODE};
-use crate::space::vma::{Memory, RETIRE_VMA, Vma};
+use crate::space::vma::{PageSource, RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Reclaim};
@@ -109,7 +109,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Waits until all objects retired by this CPU are free: VMAs, tree nodes and tables that other
     /// CPUs may still have been reading. Calling this function is optional: each call frees objects
     /// whose grace period has ended. Not allowed inside a grace section.
-    pub fn settle_retired(&self) {
+    pub fn wait_grace(&self) {
         self.local.order().before::<GracePeriod>();
         self.end_dropped();
         self.free_gone();
@@ -119,12 +119,12 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Returns the CPU's stock of free frames, after [`settle_retired`](Self::settle_retired) and
+    /// Returns the CPU's stock of free frames, after [`wait_grace`](Self::wait_grace) and
     /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before
     /// an audit.
     pub fn drain(&self) {
-        self.settle_retired();
-        self.settle_owed();
+        self.wait_grace();
+        self.flush_deferred_if_any();
         self.vm.frames.drain(&self.local, self);
     }
 
@@ -159,9 +159,9 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees a VMA that no reader can see, and releases its object, which is freed if this was the
     /// last use.
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
-        let memory = core::mem::replace(&mut vma.area.get_mut().memory, Memory::Anonymous);
+        let memory = core::mem::replace(&mut vma.area.get_mut().memory, PageSource::Anonymous);
         drop(vma);
-        if let Memory::Object(object) = memory {
+        if let PageSource::Object(object) = memory {
             Object::release(object, self);
         }
     }

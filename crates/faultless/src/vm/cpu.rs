@@ -41,14 +41,14 @@ impl<M: Machine> fmt::Debug for Cpu<'_, M> {
 impl<M: Machine> Wait for Cpu<'_, M> {
     #[cold]
     fn wait(&self, looks: u32) {
-        self.answer();
+        self.serve_requests();
         self.vm.machine.relax(looks);
     }
 
     #[cold]
     fn park(&self) {
         // A request that arrives after this call ends the parking.
-        self.answer();
+        self.serve_requests();
         self.vm.machine.park(self.id());
     }
 
@@ -84,8 +84,8 @@ impl<M: Machine> Vm<M> {
 impl<'v, M: Machine> Cpu<'v, M> {
     /// Serves flush requests in a wait.
     #[inline]
-    fn answer(&self) {
-        if !lost(Mutant::WaiterAnswers) {
+    fn serve_requests(&self) {
+        if !lost(Mutant::WaiterServes) {
             self.serve_flushes();
         }
     }
@@ -196,11 +196,11 @@ impl<'v, M: Machine> Cpu<'v, M> {
     }
 
     /// Frees the rest of a run.
-    pub(crate) fn free_bulk<S: crate::frame::Settled>(&self, run: Bulk<'_, S>) {
+    pub(crate) fn free_bulk<S: crate::frame::Flushed>(&self, run: Bulk<'_, S>) {
         self.vm.frames.free_bulk(&self.local, run, self);
     }
 
-    pub(crate) fn free<S: crate::frame::Settled>(&self, frame: Frame<S>) {
+    pub(crate) fn free<S: crate::frame::Flushed>(&self, frame: Frame<S>) {
         self.vm.frames.free(&self.local, frame, self);
     }
 
@@ -216,7 +216,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
         if last {
             // SAFETY: this was the last reference. Every reference is dropped only after its
             // mapping was flushed (space::batch), so no CPU holds a translation.
-            let frame = unsafe { self.vm.frames.reclaim(number).settle() };
+            let frame = unsafe { self.vm.frames.reclaim(number).assume_flushed() };
             self.free(frame);
         }
         last
@@ -240,7 +240,7 @@ impl<'v, M: Machine> Cpu<'v, M> {
     pub(crate) unsafe fn put_table(&self, number: FrameNumber) {
         if self.vm.frames.meta(number).put_ref() == 0 {
             // SAFETY: as in `put_unmapped`.
-            let frame = unsafe { self.vm.frames.reclaim(number).settle() };
+            let frame = unsafe { self.vm.frames.reclaim(number).assume_flushed() };
             self.vm.frames.free_table(&self.local, frame, self);
         }
     }

@@ -4,8 +4,8 @@ use super::guest::{AT, P, PRIVATE, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{live, with};
 use super::{Case, Left, Refused, exhaust};
 use faultless::{
-    Advice, AnonVmaCheck, Backing, CacheMode, Copies, CpuId, DeviceMemory, Errno, FrameNumber,
-    MapFlags, MemPolicy, NodeSet, Object, Prot, RemapFlags, Space,
+    Advice, AnonVmaCheck, Backing, CacheMode, CpuId, DeviceMemory, Errno, FrameNumber, MapFlags,
+    MemPolicy, NodeSet, Object, PrivateCopies, Prot, RemapFlags, Space,
 };
 
 /// Calls make no pages, or make them in faults, which are tested by themselves.
@@ -455,7 +455,7 @@ fn calls_that_free_memory_need_none() {
         world
             .spaces
             .iter()
-            .for_each(|space| space.revoke(cpu, &world.objects[0], 1..700, Copies::Drop));
+            .for_each(|space| space.revoke(cpu, &world.objects[0], 1..700, PrivateCopies::Drop));
         world.objects[0].set_pages(cpu, 700)?;
         Ok(())
     };
@@ -465,7 +465,7 @@ fn calls_that_free_memory_need_none() {
         world
             .spaces
             .iter()
-            .for_each(|space| space.revoke(cpu, &world.objects[0], 0..3, Copies::Keep));
+            .for_each(|space| space.revoke(cpu, &world.objects[0], 0..3, PrivateCopies::Keep));
         Ok(())
     };
     exhaust_infallible("punch a hole", &forked, &punch);

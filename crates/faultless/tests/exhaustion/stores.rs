@@ -4,8 +4,8 @@ use super::guest::{AT, P, RW, SHARED, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
 use super::{Case, FRAMES, Left, Refused, exhaust, new_world};
 use faultless::{
-    Access, Advice, AnonVmaCheck, BackingStore, Copies, CpuId, Errno, FaultError, FaultKind,
-    MapFlags, Object, ReadRun, StoreError, ThreadStreams, WriteRun,
+    Access, Advice, AnonVmaCheck, BackingStore, CpuId, Errno, FaultError, FaultKind, MapFlags,
+    Object, PrivateCopies, ReadRun, StoreError, ThreadStreams, WriteRun,
 };
 use std::cell::Cell;
 
@@ -245,14 +245,14 @@ fn the_end_of_a_file() {
 fn changes_of_the_length() {
     infallible("shorter, and longer", &stored_to, &|cpu, world| {
         world.objects[0].set_len(cpu, 2 * P + 4).unwrap();
-        world.spaces[0].revoke(cpu, &world.objects[0], 3..u64::MAX, Copies::Drop);
+        world.spaces[0].revoke(cpu, &world.objects[0], 3..u64::MAX, PrivateCopies::Drop);
         world.objects[0].set_len(cpu, PAGES as u64 * P).unwrap();
         assert_eq!(write_back(cpu, world), Ok(3));
         assert_eq!(WORDS.get(), [10, 11, 12, 0, 0, 0, 0, 0]);
     });
     infallible("a hole", &stored_to, &|cpu, world| {
         world.objects[0].punch(cpu, 1..6).unwrap();
-        world.spaces[0].revoke(cpu, &world.objects[0], 1..6, Copies::Keep);
+        world.spaces[0].revoke(cpu, &world.objects[0], 1..6, PrivateCopies::Keep);
         assert_eq!(write_back(cpu, world), Ok(1));
         assert_eq!(WORDS.get(), [10, 0, 0, 0, 0, 0, 7, 8]);
     });

@@ -4,7 +4,9 @@ use super::guest::{AT, P, PRIVATE, RW, Small, TestCpu, TestVm, World};
 use super::shim::{self, Plan};
 use super::stores::Words;
 use super::{Case, FRAMES, Left, Refused, exhaust, new_world};
-use faultless::{Access, AnonVmaCheck, BackingStore, CpuId, FaultKind, Lock, Space, audit::audit};
+use faultless::{
+    Access, AnonVmaCheck, BackingStore, CpuId, FaultKind, MemoryLock, Space, audit::audit,
+};
 use std::sync::Arc;
 
 const LATE: &[AnonVmaCheck] = &[AnonVmaCheck::Late];
@@ -14,7 +16,7 @@ fn stored(cpu: &TestCpu<'_>, world: &mut World) {
     cpu.swap_on(Arc::new(Words)).unwrap();
     world.map(cpu, 0, 4, RW, PRIVATE);
     (0..3).for_each(|page| world.store(cpu, page, 10 + page));
-    world.spaces[0].mlock(cpu, AT + 2 * P, P, Lock::Now).unwrap();
+    world.spaces[0].mlock(cpu, AT + 2 * P, P, MemoryLock::Now).unwrap();
 }
 
 /// Swaps out the other two pages.

@@ -4,7 +4,7 @@ use super::Case;
 use super::op::{APART, BOUNDARY, How, Op, RW, Span, WINDOW};
 use super::place::fill;
 use super::table::reveal;
-use faultless::{Advice, Lock, MapFlags, Prot, RemapFlags};
+use faultless::{Advice, MapFlags, MemoryLock, Prot, RemapFlags};
 
 /// Returns the programs known to have failed, by name.
 pub fn known() -> Vec<(&'static str, Case)> {
@@ -147,7 +147,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             start.extend([map(b + 1, 1, How::Fixed), Op::Store(b + 1, 4), Op::NoMoreAreas]);
             let (part, mapped) = (Span::new(b - 1, 1), Span::new(b, 2));
             let keep = Op::Remap(part, 1, to | RemapFlags::DONTUNMAP, APART[0]);
-            let sides = [vec![map(b, 2, How::Fixed)], vec![Op::Lock(part, Lock::Now), keep]];
+            let sides = [vec![map(b, 2, How::Fixed)], vec![Op::Lock(part, MemoryLock::Now), keep]];
             Case::new(start, sides, reveal([mapped, part]))
         }),
         ("cut off what merges", {
@@ -164,7 +164,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let part = Span::new(b - 2, 1);
             let keep = Op::Remap(part, 1, moves | RemapFlags::DONTUNMAP, 0);
             let mut start = filled(Span::new(0, b));
-            start.push(Op::Lock(Span::new(b - 3, 3), Lock::Now));
+            start.push(Op::Lock(Span::new(b - 3, 3), MemoryLock::Now));
             start.push(Op::Roof(b));
             // Split, and merged again.
             let twice = [Prot::READ, RW].map(|prot| Op::Protect(Span::new(b - 1, 1), prot));

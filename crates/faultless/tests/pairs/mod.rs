@@ -170,7 +170,7 @@ impl Case {
             let (start, len) = (hand.arena().addr(0), WINDOW as u64 * PAGE_SIZE);
             // Even if some pages are unmapped, the other pages are aged.
             let _holes = hand.space().madvise(hand.cpu(), start, len, Advice::Cold);
-            hand.cpu().flush_own();
+            hand.cpu().flush_local();
         }
         let (true, Some(file), Some(words)) =
             (self.is_slow(), besides.object.get(), besides.words.get())

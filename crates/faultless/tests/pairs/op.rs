@@ -7,11 +7,11 @@
 use super::arena::Arena;
 use super::file::Words;
 use super::seen::{AreaSeen, areas};
-use faultless::Use;
+use faultless::FrameUse;
 use faultless::{
-    Access, Advice, Backing, CacheMode, Copies, Cpu, DeviceMemory, Errno, Error, FaultError,
-    FaultKind, FrameNumber, Lock, Machine, MapFlags, MemPolicy, NodeSet, Object, PAGE_SIZE, Prot,
-    RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,
+    Access, Advice, Backing, CacheMode, Cpu, DeviceMemory, Errno, Error, FaultError, FaultKind,
+    FrameNumber, Machine, MapFlags, MemPolicy, MemoryLock, NodeSet, Object, PAGE_SIZE,
+    PrivateCopies, Prot, RemapFlags, Setting, Shared, Space, VirtRange, VmaFlags,
 };
 use std::fmt;
 use std::ops::Range;
@@ -97,7 +97,7 @@ pub enum Op {
     /// referenced pages are unchanged.
     FreeBut(Span, u32),
     /// `mlock`, or `munlock`.
-    Lock(Span, Lock),
+    Lock(Span, MemoryLock),
     /// `mbind`: new pages come from the last node.
     Bind(Span),
     /// No space may have more VMAs than this one has, until the pair is over.
@@ -156,7 +156,7 @@ pub enum Op {
     PinRead(i64),
     PinWrite(i64, u64),
     /// Removes pages from the object: a truncation if private copies go too, otherwise a hole.
-    Leave(Span, Copies, Part),
+    Leave(Span, PrivateCopies, Part),
     /// Truncates the file behind the first byte of the page, which removes the pages beyond.
     EndIn(i64, Part),
     /// The effect of `MAP_POPULATE` on a page, whatever the mapping.
@@ -429,7 +429,7 @@ impl Op {
                 let (start, there) = (addr(at), space.page_at(cpu, addr(at)));
                 // A store to a page that is not private to the VMA, a zero page or an object's
                 // page, also faults.
-                let other = there.is_some_and(|page| page.usage != Use::Anon);
+                let other = there.is_some_and(|page| page.usage != FrameUse::Anon);
                 let begins = there.is_none() || other && access == Access::Write;
                 let swapped = space.swapped_pages(cpu);
                 // A page in the swap area is not made, but comes back.
@@ -517,7 +517,7 @@ impl Op {
                 let Some(object) = besides.object.get() else {
                     return Ret::Refused(Errno::EINVAL);
                 };
-                let ends = copies == Copies::Drop;
+                let ends = copies == PrivateCopies::Drop;
                 let Range { start, end } = besides.indices(span);
                 let pages = start..if ends { u64::MAX } else { end };
                 match part {
@@ -541,7 +541,7 @@ impl Op {
                     object.set_len(cpu, last * PAGE_SIZE + 1).expect("a shorter one");
                 }
                 if part != Part::First {
-                    space.revoke(cpu, object, last + 1..u64::MAX, Copies::Drop);
+                    space.revoke(cpu, object, last + 1..u64::MAX, PrivateCopies::Drop);
                 }
                 Ret::Done
             }

@@ -2,7 +2,7 @@
 //! spans.
 
 use super::op::{BOUNDARY, How, LEAF, Op, RW, Span, WINDOW};
-use faultless::{Lock, MapFlags, Prot};
+use faultless::{MapFlags, MemoryLock, Prot};
 
 /// Maps private memory, and stores to its pages.
 pub fn fill(span: Span, ops: &mut Vec<Op>) {
@@ -68,7 +68,7 @@ impl Base {
             Self::Untouched => map(window, RW, MapFlags::PRIVATE),
             Self::Locked => {
                 fill(window, &mut ops);
-                ops.push(Op::Lock(Span::new(BOUNDARY - 2, 2), Lock::Now));
+                ops.push(Op::Lock(Span::new(BOUNDARY - 2, 2), MemoryLock::Now));
             }
             Self::Parts | Self::Full => {
                 map(Span::new(2, 1), Prot::READ, MapFlags::PRIVATE);

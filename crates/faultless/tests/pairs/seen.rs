@@ -2,8 +2,8 @@
 
 use super::arena::Arena;
 use super::op::{Hand, Op, Ret, Span};
-use faultless::{Area, AreaInfo, Cpu, Machine, Memory, Object, PAGE_SHIFT, PAGE_SIZE, Prot};
-use faultless::{Shared, Space, Use, VirtRange, VmaFlags};
+use faultless::{Area, AreaInfo, Cpu, Machine, Object, PAGE_SHIFT, PAGE_SIZE, PageSource, Prot};
+use faultless::{FrameUse, Shared, Space, VirtRange, VmaFlags};
 use std::fmt;
 
 /// A VMA as listed in `maps`.
@@ -51,7 +51,7 @@ impl AreaSeen {
         let Area { range, prot, flags, offset, memory, .. } = area;
         let [start, end] = [range.start, range.end].map(|addr| arena.page(addr));
         let offset = match memory {
-            Memory::Anonymous => 0,
+            PageSource::Anonymous => 0,
             _ => offset << PAGE_SHIFT,
         };
         Self { start, end, prot: *prot, flags: *flags, offset, name: "", resident: 0, zero: 0 }
@@ -139,8 +139,8 @@ impl Seen {
             let pages = area.pages();
             for found in pages.filter_map(|page| space.page_at(cpu, arena.addr(page))) {
                 match found.usage {
-                    Use::Zero => area.zero += 1,
-                    Use::Device => {}
+                    FrameUse::Zero => area.zero += 1,
+                    FrameUse::Device => {}
                     _ => area.resident += 1,
                 }
             }
@@ -168,7 +168,7 @@ impl Seen {
                     let _absent = space.read_bytes(cpu, addr, &mut [0; 8]);
                 }
                 let at = space.page_at(cpu, addr);
-                let Some(at) = at.filter(|at| at.usage == Use::Anon) else { continue };
+                let Some(at) = at.filter(|at| at.usage == FrameUse::Anon) else { continue };
                 let bytes = cpu.vm().machine().frame_bytes(at.frame).cast::<u64>();
                 // SAFETY: a frame mapped by the child, without writers at a quiet moment.
                 let word = unsafe { bytes.read() };

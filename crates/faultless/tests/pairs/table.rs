@@ -7,7 +7,7 @@
 use super::Case;
 use super::op::{APART, How, LEAF, NONE, Op, Part, RW, Span, WINDOW};
 use super::place::{Base, Relation, fill};
-use faultless::{Advice, Copies, Lock, MapFlags, Prot, RemapFlags};
+use faultless::{Advice, MapFlags, MemoryLock, PrivateCopies, Prot, RemapFlags};
 use std::fmt;
 
 listed! {
@@ -117,7 +117,7 @@ impl Kind {
                 let flags = moves | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
                 Op::Remap(span, pages, flags, apart.at)
             }
-            Self::Lock => Op::Lock(span, Lock::Now),
+            Self::Lock => Op::Lock(span, MemoryLock::Now),
             Self::DontNeed => Op::Advise(span, Advice::DontNeed),
             Self::Free => Op::Advise(span, Advice::Free),
             Self::Collapse => Op::Advise(LEAF, Advice::Collapse),
@@ -137,9 +137,9 @@ impl Kind {
             Self::PinRead => Op::PinRead(at),
             Self::PinWrite => Op::PinWrite(at, 100 + side as u64),
             Self::Store | Self::StackGrowth => Op::Store(at, 100 + side as u64),
-            Self::Truncate => Op::Leave(span, Copies::Drop, Part::Both),
+            Self::Truncate => Op::Leave(span, PrivateCopies::Drop, Part::Both),
             Self::TruncateIn => Op::EndIn(at, Part::Both),
-            Self::PunchHole => Op::Leave(span, Copies::Keep, Part::Both),
+            Self::PunchHole => Op::Leave(span, PrivateCopies::Keep, Part::Both),
             Self::WriteBack => Op::WriteBack(span),
             Self::DropClean => Op::DropClean(span),
             Self::Evict => Op::Evict(span),
@@ -315,7 +315,7 @@ impl Kind {
                 ops.push(Op::File);
             }
             Self::GrowFile => {
-                ops.extend([Op::File, Op::Leave(span, Copies::Drop, Part::Both)]);
+                ops.extend([Op::File, Op::Leave(span, PrivateCopies::Drop, Part::Both)]);
             }
             Self::MapDevice => ops.push(Op::Device),
             Self::Exit | Self::Drop => ops.push(Op::Fork),

@@ -5,7 +5,7 @@ use super::operations::{Agent, Did, Outcome};
 use super::region::{Reached, SLOTS};
 use super::words::{Contents, Reader};
 use super::world::{Program, locked};
-use faultless::{Advice, Errno, Lock, MemPolicy, PAGE_SIZE, Prot, RemapFlags};
+use faultless::{Advice, Errno, MemPolicy, MemoryLock, PAGE_SIZE, Prot, RemapFlags};
 use faultless_native::NativeCpu;
 use std::sync::Arc;
 
@@ -337,10 +337,10 @@ pub fn lock<'n>(
     let region = agent.region(program);
     let (at, len) = agent.stretch(region, 4);
     let space = program.process.space();
-    let kind = if agent.random.bool() { Lock::Now } else { Lock::OnFault };
+    let kind = if agent.random.bool() { MemoryLock::Now } else { MemoryLock::OnFault };
     let locked = space.mlock(cpu.cpu(), at, len, kind);
     let _ = cpu.load::<u64>(at);
-    let unlocked = space.mlock(cpu.cpu(), at, len, Lock::No);
+    let unlocked = space.mlock(cpu.cpu(), at, len, MemoryLock::No);
     Ok(locked.and(unlocked).into())
 }
 

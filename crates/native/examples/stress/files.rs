@@ -5,7 +5,7 @@ use super::operations::{Agent, Did, Outcome};
 use super::words::Reader;
 use super::world::{File, Program, World};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use faultless::{Copies, Errno, PAGE_SIZE};
+use faultless::{Errno, PAGE_SIZE, PrivateCopies};
 use faultless_native::NativeCpu;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn revoke(
     cpu: &NativeCpu<'_, '_>,
     file: &File,
     range: &Range<u64>,
-    copies: Copies,
+    copies: PrivateCopies,
 ) {
     for program in world.everyone() {
         program.process.space().revoke(cpu.cpu(), &file.object, range.clone(), copies);
@@ -117,7 +117,7 @@ pub fn cut<'n>(
         };
     }
     let everything = end..file.contents.len() as u64;
-    revoke(agent.world, cpu, file, &everything, Copies::Drop);
+    revoke(agent.world, cpu, file, &everything, PrivateCopies::Drop);
     Ok(Did::All)
 }
 
@@ -168,7 +168,7 @@ pub fn punch<'n>(
             None => Err("a file cannot have a hole".to_owned()),
         };
     }
-    revoke(agent.world, cpu, file, &range, Copies::Keep);
+    revoke(agent.world, cpu, file, &range, PrivateCopies::Keep);
     file.contents.end_cut(gone);
     Ok(Did::All)
 }

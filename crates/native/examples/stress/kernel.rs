@@ -16,6 +16,16 @@ pub fn reclaim<'n>(
     Ok(Did::All)
 }
 
+/// Does all background work within a small budget.
+pub fn background<'n>(
+    agent: &mut Agent<'_, 'n>,
+    cpu: &NativeCpu<'_, 'n>,
+    _: &Arc<Program<'n>>,
+) -> Outcome {
+    cpu.cpu().background(agent.random.u64(0..64));
+    Ok(Did::All)
+}
+
 /// Frees frames if few are free.
 pub fn reclaim_ahead<'n>(
     _: &mut Agent<'_, 'n>,
@@ -78,12 +88,12 @@ pub fn migrate<'n>(
 }
 
 /// Does the deferred flushes, and frees the frames of the CPU's list.
-pub fn settle<'n>(
+pub fn flush_deferred<'n>(
     agent: &mut Agent<'_, 'n>,
     cpu: &NativeCpu<'_, 'n>,
     _: &Arc<Program<'n>>,
 ) -> Outcome {
-    cpu.cpu().settle_flushes();
+    cpu.cpu().flush_deferred();
     if agent.random.bool() {
         cpu.cpu().drain();
     }

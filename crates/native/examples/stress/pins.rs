@@ -69,7 +69,7 @@ pub fn use_pin<'n>(
         return Ok(Did::Nothing);
     }
     for slot in 0..SLOTS {
-        let found = program.process.space().translate(cpu.cpu(), region.addr(slot, page));
+        let found = program.process.space().page_at(cpu.cpu(), region.addr(slot, page));
         let other = found.filter(|found| found.frame != frame);
         if let Some(other) = other
             && is_same()

@@ -3,7 +3,8 @@
 use super::host::bytes_of;
 use super::{Known, Op, Outcome, PAGE, Place, Shape, Side, Signal, View, bytes_to_write};
 use faultless::{
-    Advice, Backing, Copies, Errno, FaultError, MapFlags, Object, Prot, RemapFlags, Shared, Space,
+    Advice, Backing, Errno, FaultError, MapFlags, Object, PrivateCopies, Prot, RemapFlags, Shared,
+    Space,
 };
 use faultless_native::{NativeCpu, NativeMachine, Process, Signal as NativeSignal, Stop};
 use std::fs::File;
@@ -67,7 +68,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         (0..=self.children.len()).map(|who| self.space(who))
     }
 
-    fn revoke(&self, pages: Range<u64>, copies: Copies) {
+    fn revoke(&self, pages: Range<u64>, copies: PrivateCopies) {
         let cpu = self.cpu.cpu();
         self.spaces().for_each(|space| space.revoke(cpu, &self.object, pages.clone(), copies));
     }
@@ -221,11 +222,11 @@ impl Side for Ours<'_, '_, '_> {
             Op::Write { offset, len, seed } => self.write(offset, &bytes_to_write(len, seed)),
             Op::SetLen(len) => {
                 self.object.set_len(self.cpu.cpu(), len).expect("the length can be set");
-                self.revoke(len.div_ceil(PAGE)..u64::MAX, Copies::Drop);
+                self.revoke(len.div_ceil(PAGE)..u64::MAX, PrivateCopies::Drop);
             }
             Op::Punch(ref pages) => {
                 self.object.punch(self.cpu.cpu(), pages.clone()).expect("a hole can be punched");
-                self.revoke(pages.clone(), Copies::Keep);
+                self.revoke(pages.clone(), PrivateCopies::Keep);
             }
             Op::Msync { slot, ref pages } => {
                 let first = view(slot).first;

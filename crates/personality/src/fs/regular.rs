@@ -23,7 +23,7 @@ use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::{
-    BackingStore, Copies, FrameNumber, Object, PAGE_SHIFT, PAGE_SIZE, Shared, try_box,
+    BackingStore, FrameNumber, Object, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Shared, try_box,
 };
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
@@ -521,7 +521,7 @@ impl Regular {
             let _ = self.object.set_len(percpu::cpu(), length);
         }
         if pages < before {
-            self.revoke(pages..before, Copies::Drop);
+            self.revoke(pages..before, PrivateCopies::Drop);
         }
     }
 
@@ -595,7 +595,7 @@ impl Regular {
         }
         if first < last {
             self.object.free_pages(percpu::cpu(), first..last);
-            self.revoke(first..last, Copies::Keep);
+            self.revoke(first..last, PrivateCopies::Keep);
         }
         Ok(())
     }
@@ -629,7 +629,7 @@ impl Regular {
     }
 
     /// Unmaps `pages`, which have left the object, in every process. `change` is held.
-    fn revoke(&self, pages: Range<u64>, copies: Copies) {
+    fn revoke(&self, pages: Range<u64>, copies: PrivateCopies) {
         if self.mapped.load(Ordering::SeqCst) {
             memory::revoke(&self.object, pages, copies);
         }

@@ -8,8 +8,8 @@ use crate::syscall::args::{Entry, calls};
 use crate::task::{breathe, current, lack, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
-    Advice, Area, Backing, Copies, Cpu, Lock, MapFlags, PAGE_SHIFT, Prot, RemapFlags, Shared,
-    Space, USER_END, VirtRange, VmaFlags,
+    Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PrivateCopies, Prot, RemapFlags,
+    Shared, Space, USER_END, VirtRange, VmaFlags,
 };
 use faultless_bare::arch::user;
 use faultless_bare::heap::try_push;
@@ -55,7 +55,7 @@ fn room() -> Result<()> {
     if faultless_bare::heap::low() {
         // Retired memory may be waiting for a grace period, delayed by a CPU that the host did not
         // run.
-        percpu::cpu().settle_all();
+        percpu::cpu().wait_grace_all();
         if faultless_bare::heap::low() {
             return Err(Errno::ENOMEM);
         }
@@ -128,7 +128,7 @@ fn note_peaks(bytes: u64) {
 }
 
 /// Returns the lock mode of the caller's new mappings.
-fn future_lock() -> Lock {
+fn future_lock() -> MemoryLock {
     current().process.limits.locks_future.get()
 }
 
@@ -185,10 +185,10 @@ pub fn mmap(args: Args<'_>) -> Result {
         note_peaks(len);
     }
     let lock = match future_lock() {
-        Lock::No if flags.contains(MapFlags::LOCKED) => Lock::Now,
+        MemoryLock::No if flags.contains(MapFlags::LOCKED) => MemoryLock::Now,
         lock => lock,
     };
-    flags.set(MapFlags::LOCKED, lock != Lock::No);
+    flags.set(MapFlags::LOCKED, lock != MemoryLock::No);
     let start = match file {
         None => of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?,
         Some(file) => {
@@ -198,11 +198,11 @@ pub fn mmap(args: Args<'_>) -> Result {
         }
     };
     bind_new(start, len);
-    if lock == Lock::OnFault {
+    if lock == MemoryLock::OnFault {
         // If the VMA cannot be split, the mapping keeps its lock state.
         let _ = space().mlock(percpu::cpu(), start, len, lock);
     }
-    if lock == Lock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
+    if lock == MemoryLock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
         // As on Linux, pages that cannot be faulted in now are skipped.
         let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
@@ -339,14 +339,14 @@ pub fn mremap(args: Args<'_>) -> Result {
     note_peaks(old);
     let remap = || of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()));
     let start = lack::with_memory(|| Ok(remap()?))?;
-    let mut lock = Lock::No;
+    let mut lock = MemoryLock::No;
     if new > old {
         space().each_area(percpu::cpu(), VirtRange::page(start), |area| {
             lock = area.lock();
             false
         });
     }
-    if lock == Lock::Now {
+    if lock == MemoryLock::Now {
         let added = faultless::page_down(old);
         let len = faultless::page_up(new - added).unwrap_or(0);
         let _ = populate(start + added, len, true);
@@ -422,7 +422,7 @@ fn remove(start: u64, len: u64) -> Result {
         }
         let pages = offset..offset + range.pages();
         object.free_pages(percpu::cpu(), pages.clone());
-        memory::revoke(&object, pages, Copies::Keep);
+        memory::revoke(&object, pages, PrivateCopies::Keep);
         if !breathe() && at < end {
             return Err(Errno::RESTART);
         }
@@ -468,12 +468,12 @@ fn settle_grown(from: u64, to: u64) {
     let len = faultless::page_up(to).unwrap_or(to).saturating_sub(start);
     bind_new(start, len);
     let lock = future_lock();
-    if lock == Lock::No {
+    if lock == MemoryLock::No {
         return;
     }
     // If the VMA cannot be split, the heap grows unlocked.
     let _ = space().mlock(percpu::cpu(), start, len, lock);
-    if lock == Lock::Now {
+    if lock == MemoryLock::Now {
         let _ = populate(start, len, true);
     }
 }
@@ -523,7 +523,7 @@ pub fn msync(args: Args<'_>) -> Result {
     if flags & INVALIDATE != 0 {
         let mut locked = false;
         space().each_area(percpu::cpu(), range, |area| {
-            locked = area.lock() != Lock::No;
+            locked = area.lock() != MemoryLock::No;
             !locked
         });
         if locked {
@@ -536,7 +536,7 @@ pub fn msync(args: Args<'_>) -> Result {
 
 /// Locks or unlocks the pages of a call, and returns their range. There is
 /// no limit, also for users other than root.
-fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
+fn lock(args: &Args<'_>, how: MemoryLock) -> Result<VirtRange> {
     let start = faultless::page_down(args.a());
     let len = args.b().wrapping_add(args.a() - start);
     // As on Linux, a length near the maximum is rounded up to 0.
@@ -549,7 +549,7 @@ fn lock(args: &Args<'_>, how: Lock) -> Result<VirtRange> {
 /// `mlock(addr, length)`: locks the pages, and faults them in.
 pub fn mlock(args: Args<'_>) -> Result {
     room()?;
-    let range = lock(&args, Lock::Now)?;
+    let range = lock(&args, MemoryLock::Now)?;
     for (part, write) in areas(range)? {
         populate(part.start, part.len(), write).map_err(|errno| match errno {
             Errno::RESTART => errno,
@@ -564,19 +564,19 @@ pub fn mlock2(args: Args<'_>) -> Result {
     const ON_FAULT: u64 = linux::MLOCK_ONFAULT as u64;
     match args.c() {
         0 => mlock(args),
-        ON_FAULT => room().and_then(|()| lock(&args, Lock::OnFault)).map(|_| 0),
+        ON_FAULT => room().and_then(|()| lock(&args, MemoryLock::OnFault)).map(|_| 0),
         _ => Err(Errno::EINVAL),
     }
 }
 
 /// `munlock(addr, length)`: resident pages stay.
 pub fn munlock(args: Args<'_>) -> Result {
-    lock(&args, Lock::No)?;
+    lock(&args, MemoryLock::No)?;
     Ok(0)
 }
 
 /// Locks or unlocks all mappings. Needs no memory for a list of mappings, and so does not fail.
-fn lock_all(how: Lock) {
+fn lock_all(how: MemoryLock) {
     let mut left = VirtRange::USER;
     loop {
         // One area at a time, in its present state.
@@ -602,12 +602,16 @@ pub fn mlockall(args: Args<'_>) -> Result {
     if flags & !(CURRENT | FUTURE | ON_FAULT) != 0 || flags & (CURRENT | FUTURE) == 0 {
         return Err(Errno::EINVAL);
     }
-    let how = if flags & ON_FAULT == 0 { Lock::Now } else { Lock::OnFault };
-    current().process.limits.locks_future.set(if flags & FUTURE != 0 { how } else { Lock::No });
+    let how = if flags & ON_FAULT == 0 { MemoryLock::Now } else { MemoryLock::OnFault };
+    current().process.limits.locks_future.set(if flags & FUTURE != 0 {
+        how
+    } else {
+        MemoryLock::No
+    });
     if flags & CURRENT != 0 {
         lock_all(how);
     }
-    if flags & CURRENT != 0 && how == Lock::Now {
+    if flags & CURRENT != 0 && how == MemoryLock::Now {
         for (part, write) in areas(VirtRange::USER)? {
             // Skips pages that cannot be faulted in.
             if populate(part.start, part.len(), write) == Err(Errno::RESTART) {
@@ -620,8 +624,8 @@ pub fn mlockall(args: Args<'_>) -> Result {
 
 /// `munlockall()`.
 pub fn munlockall(_: Args<'_>) -> Result {
-    current().process.limits.locks_future.set(Lock::No);
-    lock_all(Lock::No);
+    current().process.limits.locks_future.set(MemoryLock::No);
+    lock_all(MemoryLock::No);
     Ok(0)
 }
 
@@ -654,7 +658,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
         joins
     });
     let area = whole.ok_or(Errno::EINVAL)?;
-    let lock = if area.lock() == Lock::No { future_lock() } else { Lock::Now };
+    let lock = if area.lock() == MemoryLock::No { future_lock() } else { MemoryLock::Now };
     let object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
     if reached < end {
         return Err(Errno::EINVAL);
@@ -664,10 +668,10 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
     // As on Linux, locked pages stay locked, and the rest of the call cannot fail.
-    if lock != Lock::No {
+    if lock != MemoryLock::No {
         let _ = space().mlock(percpu::cpu(), start, len, lock);
     }
-    if lock == Lock::Now || args.e() & NONBLOCK == 0 {
+    if lock == MemoryLock::Now || args.e() & NONBLOCK == 0 {
         // Skips pages that cannot be faulted in now.
         let _ = populate(start, len, area.prot.contains(Prot::WRITE));
     }

@@ -18,7 +18,7 @@ use crate::signal;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 use faultless::Backing;
-use faultless::{Lock, MapFlags, PAGE_SIZE, Prot, USER_END, VirtRange};
+use faultless::{MapFlags, MemoryLock, PAGE_SIZE, Prot, USER_END, VirtRange};
 use faultless_bare::arch::fpu::{self, FpuState};
 use faultless_bare::arch::{self, Selectors, TrapFrame, user};
 use faultless_bare::heap::FailNth;
@@ -467,7 +467,7 @@ pub fn exec(frame: &mut TrapFrame, loaded: Loaded) -> Result {
     process.files().close_on_exec();
     process.signals.clear_handlers();
     process.timers.exec();
-    process.limits.locks_future.set(Lock::No);
+    process.limits.locks_future.set(MemoryLock::No);
     *process.name.lock() = name;
     if let Some((successor, slot)) = successor {
         exit::succeed(successor, slot);

@@ -109,7 +109,7 @@ pub fn end_thread() -> ! {
 /// Also called before `execve` replaces the memory.
 pub(super) fn say_goodbye(thread: &Current) {
     if let Some(memory) = thread.process.memory() {
-        memory.space().thread_leaves(percpu::cpu(), &thread.task.streams);
+        memory.space().exit_thread(percpu::cpu(), &thread.task.streams);
     }
     let robust = thread.robust_list.swap(0, Ordering::Relaxed);
     if robust != 0 {

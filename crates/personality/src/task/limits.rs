@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use faultless::Lock;
+use faultless::MemoryLock;
 use faultless_bare::sync::Mutex;
 use linux_raw_sys::general as nr;
 
@@ -14,15 +14,15 @@ pub const PID_MAX: u32 = 4 << 20;
 pub struct FutureLock(AtomicU8);
 
 impl FutureLock {
-    const HOW: [Lock; 3] = [Lock::No, Lock::Now, Lock::OnFault];
+    const HOW: [MemoryLock; 3] = [MemoryLock::No, MemoryLock::Now, MemoryLock::OnFault];
 
     #[inline]
-    pub fn get(&self) -> Lock {
+    pub fn get(&self) -> MemoryLock {
         let at = self.0.load(Ordering::Relaxed);
         Self::HOW.get(usize::from(at)).copied().unwrap_or_default()
     }
 
-    pub fn set(&self, how: Lock) {
+    pub fn set(&self, how: MemoryLock) {
         let at = Self::HOW.iter().position(|&each| each == how).unwrap_or(0);
         self.0.store(at as u8, Ordering::Relaxed);
     }

@@ -15,7 +15,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use faultless::Object;
 use faultless::locks::RwLock;
-use faultless::{Copies, Space, VirtRange, VmaFlags};
+use faultless::{PrivateCopies, Space, VirtRange, VmaFlags};
 use faultless::{Shared, try_box_with};
 use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
@@ -58,7 +58,7 @@ pub fn each(mut show: impl FnMut(&Memory) -> bool) {
 /// memory, and keeps or drops private copies by `copies`. The caller ensures that the object gets
 /// no pages in this range during the call: a program could store to a private mapping of these
 /// pages at once, and this store must not be lost.
-pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: Copies) {
+pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: PrivateCopies) {
     let _alone = COPYING.write(percpu::cpu());
     each(|memory| {
         memory.space().revoke(percpu::cpu(), object, pages.clone(), copies);

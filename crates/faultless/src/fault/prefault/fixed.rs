@@ -95,7 +95,7 @@ impl Predictor for FixedWindow {
         Tally { used: prefaulted.count_ones() - unused, unused }
     }
 
-    fn leave(&mut self, (): &()) {
+    fn exit(&mut self, (): &()) {
         *self = Self::NEW;
     }
 }

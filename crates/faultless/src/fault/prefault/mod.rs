@@ -33,11 +33,11 @@ pub use predictor::{Check, Kind, Look, MAX_ORDER, Miss, Predictor, Seen, Window,
 pub(crate) use thread::ThreadPredictor;
 pub use thread::ThreadStreams;
 
-use super::{Access, Attempt, FaultKind, serve_at_length};
+use super::{Access, Attempt, FaultKind, serve_slow};
 use crate::addr::{FrameNumber, PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::fault::prepared::Prepared;
-use crate::fault::ticket::{Abort, Ticket, overtaken};
-use crate::frame::{self, Use};
+use crate::fault::ticket::{Abort, Ticket, why_invalid};
+use crate::frame::{self, FrameUse};
 use crate::machine::Machine;
 use crate::space::Space;
 use crate::space::batch::shoot;
@@ -100,7 +100,7 @@ pub(super) fn serve<M: Machine>(
             break;
         }
     }
-    serve_at_length(cpu, space, vma, ticket, page, access, table, prepared)
+    serve_slow(cpu, space, vma, ticket, page, access, table, prepared)
 }
 
 /// The predictor's record of a window.
@@ -190,7 +190,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             };
             match (filled, &mut mapped) {
                 (Ok(Some(more)), None) => mapped = Some(more),
-                (Ok(None), None) => return self.outrun(),
+                (Ok(None), None) => return self.entry_changed(),
                 (Err(abort), None) => return Err(abort),
                 (Ok(Some(more)), Some(mapped)) if !more.is_empty() => {
                     *mapped = mapped.start.min(more.start)..mapped.end.max(more.end);
@@ -350,7 +350,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             return if valid {
                 Ok(None)
             } else {
-                Err(overtaken(cpu, self.space, self.page, &chunk.table[asked]))
+                Err(why_invalid(cpu, self.space, self.page, &chunk.table[asked]))
             };
         }
         let addr = |at: usize| (chunk.first + place(at) as u64) << PAGE_SHIFT;
@@ -370,7 +370,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             held.commit_one(
                 mine,
                 own.map_or(zeros, |frame| {
-                    leaf.of(frames.publish(frame, Use::Anon, anchor, index(mine)))
+                    leaf.of(frames.publish(frame, FrameUse::Anon, anchor, index(mine)))
                 }),
             );
         }
@@ -381,13 +381,13 @@ impl<M: Machine> Attempt<'_, '_, M> {
         } else if SIDE_BY_SIDE {
             held.commit_runs(|first, length| {
                 let bulk = others.take(length);
-                let numbers = frames.publish_bulk(bulk, Use::Anon, anchor, index(first));
+                let numbers = frames.publish_bulk(bulk, FrameUse::Anon, anchor, index(first));
                 numbers.iter().map(move |frame| unused.of(*frame))
             });
         } else {
             held.commit(|at| {
                 others.pop().map_or(Entry::NONE, |frame| {
-                    unused.of(frames.publish(frame, Use::Anon, anchor, index(at)))
+                    unused.of(frames.publish(frame, FrameUse::Anon, anchor, index(at)))
                 })
             });
         }
@@ -422,13 +422,13 @@ impl<M: Machine> Space<M> {
     /// The thread that `thread` belongs to leaves the space: it ends, or starts another program.
     /// All pages that it prefaulted are checked for use, and the widths that it learned influence
     /// the defaults of later threads.
-    pub fn thread_leaves(&self, cpu: &Cpu<'_, M>, thread: &ThreadPredictor<M>) {
+    pub fn exit_thread(&self, cpu: &Cpu<'_, M>, thread: &ThreadPredictor<M>) {
         let _section = self.section(cpu);
         let Some(mut predictor) = thread.of_fault() else { return };
         while let Some(check) = predictor.to_check_in(self.id(), &(0..u64::MAX)) {
             check_used(cpu, self, &mut *predictor, &check);
         }
-        predictor.leave(&cpu.vm().defaults);
+        predictor.exit(&cpu.vm().defaults);
     }
 }
 

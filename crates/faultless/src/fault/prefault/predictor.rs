@@ -18,7 +18,7 @@
 //!
 //! When a call of the thread unmaps pages, [`to_check_in`](Predictor::to_check_in) is called first,
 //! because unmapping discards the accessed bits. When the thread leaves its space,
-//! [`leave`](Predictor::leave) is called afterwards.
+//! [`exit`](Predictor::exit) is called afterwards.
 
 use super::history::BlockHistory;
 use crate::machine::SpaceId;
@@ -94,7 +94,7 @@ pub trait Predictor: Sized + Send {
 
     /// The thread leaves its space, after a check of all windows [to check](Self::to_check_in)
     /// there: forgets everything except the information for other threads.
-    fn leave(&mut self, defaults: &Self::Defaults);
+    fn exit(&mut self, defaults: &Self::Defaults);
 }
 
 /// Access to the entries of the pages in reach of a fault. Implemented by closures that return the

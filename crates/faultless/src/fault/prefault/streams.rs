@@ -298,7 +298,7 @@ impl Predictor for Streams {
         tally
     }
 
-    fn leave(&mut self, defaults: &Defaults) {
+    fn exit(&mut self, defaults: &Defaults) {
         defaults.learn(&self.begun, &self.widths);
         *self = Self::NEW;
     }

@@ -1,7 +1,7 @@
 //! Tests of single parts of memory.
 
 use super::*;
-use crate::frame::owed::OwedRun;
+use crate::frame::flush_pending::FlushPendingRun;
 use crate::machine::{CpuId, MemoryRegion};
 use crate::sync::percpu::Local;
 use std::vec::Vec;
@@ -41,18 +41,18 @@ fn a_survey_counts_the_obstacles() {
     kept.sort_unstable_by_key(|frame| frame.number().0);
     let survey = || frames.survey(0, FrameNumber(16), ORDER).unwrap();
     assert_eq!(survey(), Survey { free: 3, movable: 0, fixed: 13 });
-    let page = frames.publish(kept.remove(0), Use::Anon, 0, 0);
+    let page = frames.publish(kept.remove(0), FrameUse::Anon, 0, 0);
     assert_eq!(survey(), Survey { free: 3, movable: 1, fixed: 12 });
     // Frames waiting for a flush become free soon.
     assert_eq!(frames.meta(page).put_ref(), 0);
     // SAFETY: the last reference is dropped.
-    let owed = unsafe { frames.reclaim(page) };
-    let mut run = OwedRun::new();
-    frames.add_owed(&mut run, owed, 1, &Spin);
-    frames.keep_owed(&mut run, &Spin);
+    let flush_pending = unsafe { frames.reclaim(page) };
+    let mut run = FlushPendingRun::new();
+    frames.add_flush_pending(&mut run, flush_pending, 1, &Spin);
+    frames.keep_flush_pending(&mut run, &Spin);
     assert_eq!(survey(), Survey { free: 3, movable: 0, fixed: 12 });
     // SAFETY: there are no translations.
-    assert_eq!(unsafe { frames.release_owed(1, &Spin) }, 1);
+    assert_eq!(unsafe { frames.release_flushed(1, &Spin) }, 1);
     assert_eq!(survey(), Survey { free: 4, movable: 0, fixed: 12 });
     give_back(&frames, kept);
 }

@@ -1,4 +1,4 @@
-use super::super::{Clean, Frame, Use};
+use super::super::{Clean, Frame, FrameUse};
 use super::*;
 use crate::machine::{CpuId, MemoryRegion};
 use crate::sync::wait::Yield;
@@ -12,7 +12,7 @@ fn region(node: u8, first: u32, frames: u32) -> MemoryRegion {
 
 fn publish(frames: &Frames, frame: Frame<Clean>) -> FrameNumber {
     let refs = 1 + frame.number().0 % 5 / 4;
-    frames.publish_shared(frame, Use::Anon, 0, 0, refs)
+    frames.publish_shared(frame, FrameUse::Anon, 0, 0, refs)
 }
 
 /// Drops one reference of each frame in batches of each size, in ascending order, in descending
@@ -49,7 +49,7 @@ fn frames_without_references_are_freed_in_batches_of_any_size_and_order() {
             for (number, before) in numbers.iter().zip(before) {
                 let (meta, kept) = (frames.meta(FrameNumber(*number)), number % 5 == 4);
                 assert_eq!((meta.refs() == 1, owners(*number) == before), (kept, kept), "{number}");
-                assert_eq!(meta.kind() == Kind::Used(Use::Anon), kept);
+                assert_eq!(meta.kind() == Kind::Used(FrameUse::Anon), kept);
             }
             let census = frames.checked_census(&Yield).unwrap();
             assert_eq!(census.anon, kept.len() as u64);
@@ -96,7 +96,7 @@ fn two_nodes(home: u8) -> (Frames, Local, [Vec<u32>; 2]) {
     // SAFETY: the only `Local`.
     let local = unsafe { Local::claim(CpuId(0)) };
     let all: Vec<_> = core::iter::from_fn(|| frames.alloc(&local, &Yield)).collect();
-    let numbers = all.into_iter().map(|frame| frames.publish(frame, Use::Anon, 0, 0).0);
+    let numbers = all.into_iter().map(|frame| frames.publish(frame, FrameUse::Anon, 0, 0).0);
     let mut nodes = [Vec::new(), Vec::new()];
     numbers.for_each(|n| nodes[usize::from(frames.node(FrameNumber(n)))].push(n));
     for numbers in &mut nodes {
@@ -175,7 +175,7 @@ fn batches_keep_a_list_small_when_memory_is_short() {
         let local = unsafe { Local::claim(CpuId(0)) };
         let all: Vec<_> = core::iter::from_fn(|| frames.alloc(&local, &Yield)).collect();
         let numbers: Vec<_> =
-            all.into_iter().map(|frame| frames.publish(frame, Use::Anon, 0, 0).0).collect();
+            all.into_iter().map(|frame| frames.publish(frame, FrameUse::Anon, 0, 0).0).collect();
         let list = &frames.stocks.get(&local).clean;
         for batch in numbers.chunks(size) {
             put(&frames, &local, batch.iter().copied());

@@ -1,13 +1,13 @@
 //! Remote access to the memory of a space.
 
-use super::guest::{self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace};
-use super::guest::{between, cpu, load, map, map_object, store, with_space};
 use crate::fault::{Access, FaultError};
 use crate::file::Object;
-use crate::space::{AccessError, Advice, Copies, MapFlags, Prot, Space};
+use crate::space::{AccessError, Advice, MapFlags, PrivateCopies, Prot, Space};
 use crate::stat::Counter;
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, AT, FIXED, P, PRIVATE, RW, SHARED, TestCpu, TestSpace};
+use crate::testing::guest::{between, cpu, load, map, map_object, store, with_space};
 use crate::vm::Vm;
 use std::string::ToString;
 use std::vec;
@@ -104,7 +104,7 @@ fn remote_access_ends_at_the_object_length() {
         let beyond = Err(AccessError { done: 0, error: FaultError::Bus });
         assert_eq!(word(cpu, space, AT + 2 * P), beyond);
         file.set_pages(cpu, 0).unwrap();
-        space.revoke(cpu, &file, 0..u64::MAX, Copies::Drop);
+        space.revoke(cpu, &file, 0..u64::MAX, PrivateCopies::Drop);
         assert_eq!(word(cpu, space, AT), beyond);
         Object::release(file, cpu);
     });
@@ -138,7 +138,7 @@ fn a_translation_matches_the_mmu_rights() {
     with_space(|cpu, space| {
         map(cpu, space, 0, 4, RW);
         map(cpu, space, 4, 1, Prot::READ | Prot::EXEC);
-        let prot = |page: u64| space.translate(cpu, AT + page * P).map(|at| at.prot);
+        let prot = |page: u64| space.page_at(cpu, AT + page * P).map(|at| at.prot);
         assert_eq!(prot(0), None);
         load(cpu, space, AT).unwrap();
         assert_eq!(prot(0), Some(Prot::READ), "the zero page");
@@ -149,11 +149,9 @@ fn a_translation_matches_the_mmu_rights() {
         assert_eq!(prot(4), Some(Prot::READ | Prot::EXEC));
         assert!(space.walk(cpu, AT + 4 * P, Access::Execute).is_some());
         assert_eq!(space.walk(cpu, AT, Access::Execute), None);
-        let there = space.translate(cpu, AT + 24).unwrap();
-        assert_eq!(
-            (there.offset, Some(there.frame)),
-            (24, space.page_at(cpu, AT).map(|p| p.frame))
-        );
+        let walked = space.walk(cpu, AT + 24, Access::Read).unwrap();
+        let there = space.page_at(cpu, AT + 24).unwrap();
+        assert_eq!((walked.offset, walked.frame), (24, there.frame));
         space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
         assert_eq!(prot(0), Some(Prot::empty()));
         assert_eq!(space.walk(cpu, AT, Access::Read), None);
@@ -165,7 +163,7 @@ fn a_translation_matches_the_mmu_rights() {
         assert!(space.walk(cpu, AT, Access::Write).is_some());
         assert!(space.entry_at(cpu, AT).is_dirty() && space.entry_at(cpu, AT).is_accessed());
         for addr in [USER_END, u64::MAX] {
-            assert_eq!(space.translate(cpu, addr), None);
+            assert_eq!(space.page_at(cpu, addr), None);
             assert_eq!(space.walk(cpu, addr, Access::Read), None);
         }
     });
@@ -179,13 +177,13 @@ fn a_translation_after_a_load_allows_no_stores() {
         map_object(cpu, space, (0, 1), RW, SHARED, (&file, 0));
         load(cpu, space, AT).unwrap();
         let walked = |access| space.walk(cpu, AT, access).map(|to| to.prot);
-        let allowed = space.translate(cpu, AT).map(|to| to.prot);
+        let allowed = space.page_at(cpu, AT).map(|to| to.prot);
         assert_eq!((walked(Access::Read), allowed), (Some(Prot::READ), Some(RW)));
         assert!(!space.entry_at(cpu, AT).is_dirty());
         // The translation of a store allows stores, as does a later translation.
         assert_eq!([Access::Write, Access::Read].map(walked), [Some(RW); 2]);
         space.munmap(cpu, AT, P).unwrap();
-        cpu.settle_retired();
+        cpu.wait_grace();
         Object::release(file, cpu);
     });
 }

@@ -1,6 +1,5 @@
 //! Concurrent writers in one space, which meet VMAs under change by each other.
 
-use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::Access;
@@ -11,6 +10,7 @@ use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, cpu, load, store};
 use crate::vm::Cpu;
 use std::sync::atomic::{AtomicBool, AtomicU64 as Count, Ordering};
 use std::thread;
@@ -401,7 +401,7 @@ fn baselines_admit_readers_during_an_unmapping() {
 #[test]
 fn revoke_runs_beside_an_unmapping_of_another_mapping() {
     use crate::file::Object;
-    use crate::space::{Backing, Copies};
+    use crate::space::{Backing, PrivateCopies};
     let mut early = Vec::new();
     let policies = Locking::ALL.into_iter();
     for (locking, twice) in policies.flat_map(|locking| [false, true].map(|twice| (locking, twice)))
@@ -433,7 +433,8 @@ fn revoke_runs_beside_an_unmapping_of_another_mapping() {
             nap();
             assert!(!one.is_finished());
             file.set_pages(&cpu2, 0).unwrap();
-            let two = scope.spawn(move || space.revoke(&cpu2, file, 0..u64::MAX, Copies::Drop));
+            let two =
+                scope.spawn(move || space.revoke(&cpu2, file, 0..u64::MAX, PrivateCopies::Drop));
             nap();
             nap();
             if two.is_finished() {

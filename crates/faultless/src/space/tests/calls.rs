@@ -1,6 +1,5 @@
 //! Calls refused by Linux return Linux's errors and change no state; valid calls succeed.
 
-use super::guest::{self, cpu, load, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::error::Errno::{self, EEXIST, EFAULT, EINVAL, ENOMEM, EPERM};
@@ -9,9 +8,10 @@ use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::LOWEST_ADDRESS;
 use crate::machine::Machine;
-use crate::space::{Advice, Backing, Lock, MMAP_BASE, MapFlags, Prot, RemapFlags, Space};
+use crate::space::{Advice, Backing, MMAP_BASE, MapFlags, MemoryLock, Prot, RemapFlags, Space};
 use crate::table::format::{ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, cpu, load, store};
 use crate::vm::Cpu;
 use std::format;
 use std::string::{String, ToString};
@@ -594,7 +594,7 @@ fn the_kernel_half_of_a_root_table_is_untouched() {
         for advice in (0..32).filter_map(Advice::from_number) {
             let _ = space.madvise(&cpu, addr, len, advice);
         }
-        for lock in [Lock::OnFault, Lock::No] {
+        for lock in [MemoryLock::OnFault, MemoryLock::No] {
             space.mlock(&cpu, addr, len, lock).unwrap_err();
         }
         space.mprotect(&cpu, addr, len, RW).unwrap_err();

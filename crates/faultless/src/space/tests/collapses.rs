@@ -1,12 +1,12 @@
 //! Collapse: mapped base pages become a huge leaf, or the call reports the reason for the failure.
 
-use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestVm, load, map_object, store};
-use super::huge::{F, FRAMES, PAGES, RWX, RX, Setup, each_policy};
 use crate::error::Errno;
 use crate::fault::FaultKind;
+use crate::fault::tests::huge::{F, FRAMES, PAGES, RWX, RX, Setup, each_policy};
 use crate::knob::{HugeText, Setting};
 use crate::space::{Advice, Space};
 use crate::stat::Counter;
+use crate::testing::guest::{self, AT, P, PRIVATE, RW, SHARED, TestVm, load, map_object, store};
 
 #[test]
 fn base_pages_in_use_collapse() {

@@ -1,18 +1,18 @@
 //! Device memory: fixed physical ranges outside the subsystem's memory.
 
-use super::guest::{self, cpu, load, store};
 use crate::addr::{FrameNumber, PAGE_SIZE as P};
 use crate::audit::audit;
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
-use crate::frame::Use;
+use crate::frame::FrameUse;
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
 use crate::space::{
-    AccessError, Advice, DeviceMemory, Lock, MapFlags, Prot, RemapFlags, Space, VmaFlags,
+    AccessError, Advice, DeviceMemory, MapFlags, MemoryLock, Prot, RemapFlags, Space, VmaFlags,
 };
 use crate::stat::Counter;
 use crate::table::format::CacheMode;
+use crate::testing::guest::{self, cpu, load, store};
 use crate::testing::{DEVICE_FRAMES, TestMachine};
 use crate::vm::Cpu;
 use std::string::ToString;
@@ -66,7 +66,7 @@ fn with_device(pages: u64, test: impl Fn(&TestCpu<'_>, &TestSpace)) {
 
 /// Which pages of the device are mapped from `at` on.
 fn mapped(cpu: &TestCpu<'_>, space: &TestSpace, at: u64, pages: u64) -> Vec<Option<u32>> {
-    let page = |page| space.translate(cpu, at + page * P);
+    let page = |page| space.page_at(cpu, at + page * P);
     let first = cpu.vm().machine().device().0;
     (0..pages).map(|at| page(at).map(|at| at.frame.0 - first)).collect()
 }
@@ -78,11 +78,11 @@ fn a_fault_maps_device_frames_with_their_cache_mode() {
         assert_eq!(space.fault_remote(cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Device));
         let all: Vec<_> = (0..8).map(Some).collect();
         assert_eq!(mapped(cpu, space, AT, 8), all, "those around it, too");
-        let at = space.translate(cpu, AT + 3 * P + 8).unwrap();
-        assert_eq!((at.device, at.prot, at.offset), (Some(CacheMode::Uncached), RW, 8));
+        let at = space.page_at(cpu, AT + 3 * P + 8).unwrap();
+        assert_eq!((at.device, at.prot), (Some(CacheMode::Uncached), RW));
         assert!(space.entry_at(cpu, AT + 3 * P).is_dirty() && !space.entry_at(cpu, AT).is_dirty());
         let page = space.page_at(cpu, AT).unwrap();
-        assert_eq!((page.usage, page.exclusive), (Use::Device, false));
+        assert_eq!((page.usage, page.exclusive), (FrameUse::Device, false));
         let counts = cpu.vm().totals().since(&before);
         assert_eq!((counts.get(Counter::DevicePage), counts.get(Counter::AnonPage)), (1, 0));
         assert_eq!(space.resident_pages(cpu), 0);
@@ -108,20 +108,20 @@ fn every_cache_mode_round_trips() {
         for mode in modes {
             assert_eq!(map(cpu, space, 2, (Prot::READ, FIXED), device(cpu, mode)), Ok(AT));
             load(cpu, space, AT + P).unwrap();
-            assert_eq!(space.translate(cpu, AT + P).unwrap().device, Some(mode));
+            assert_eq!(space.page_at(cpu, AT + P).unwrap().device, Some(mode));
             // Through every change.
             space.mprotect(cpu, AT, 2 * P, Prot::empty()).unwrap();
-            assert_eq!(space.translate(cpu, AT).unwrap().device, Some(mode));
+            assert_eq!(space.page_at(cpu, AT).unwrap().device, Some(mode));
             space.mprotect(cpu, AT, 2 * P, RW).unwrap();
             store(cpu, space, AT, 1).unwrap();
-            assert_eq!(space.translate(cpu, AT).unwrap().device, Some(mode));
+            assert_eq!(space.page_at(cpu, AT).unwrap().device, Some(mode));
         }
         // The subsystem's own.
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::FIXED;
         space.mmap(cpu, AT, 2 * P, RW, flags).unwrap();
         load(cpu, space, AT).unwrap();
         store(cpu, space, AT + P, 1).unwrap();
-        assert!([AT, AT + P].iter().all(|at| space.translate(cpu, *at).unwrap().device.is_none()));
+        assert!([AT, AT + P].iter().all(|at| space.page_at(cpu, *at).unwrap().device.is_none()));
     });
 }
 
@@ -249,7 +249,7 @@ fn advice_and_locks_are_as_on_linux() {
             assert_eq!(advise(advice), Ok(()), "{advice:?}");
         }
         assert!(mapped(cpu, space, AT, 4).iter().all(Option::is_some));
-        space.mlock(cpu, AT, 4 * P, Lock::Now).unwrap();
+        space.mlock(cpu, AT, 4 * P, MemoryLock::Now).unwrap();
         assert_eq!(space.locked_pages(cpu), 0);
         space.mincore(cpu, AT, 4 * P, |there| assert!(!there)).unwrap();
     });

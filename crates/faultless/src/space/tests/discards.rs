@@ -1,15 +1,15 @@
 //! Discards remove pages, keep the mappings, and abort no fault: chosen interleavings and wait
 //! relations.
 
-use super::guest::{self, TestVm, between, cpu, load, store};
 use crate::addr::PAGE_SIZE;
 use crate::audit::{audit, audit_with};
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::space::{Advice, Backing, Copies, MapFlags, Prot, Space};
+use crate::space::{Advice, Backing, MapFlags, PrivateCopies, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, TestVm, between, cpu, load, store};
 use crate::vm::Cpu;
 use std::thread;
 use std::time::Duration;
@@ -184,14 +184,14 @@ fn with_object(cpu: &TestCpu<'_>, kind: MapFlags) -> (TestSpace, Shared<Object>)
 
 fn truncate(cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>, pages: u64) {
     object.set_pages(cpu, pages).unwrap();
-    space.revoke(cpu, object, pages..u64::MAX, Copies::Drop);
+    space.revoke(cpu, object, pages..u64::MAX, PrivateCopies::Drop);
 }
 
 #[test]
 fn a_fault_runs_beside_a_revocation() {
     let punch = |cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>| {
         object.free_pages(cpu, 20..32);
-        space.revoke(cpu, object, 20..32, Copies::Keep);
+        space.revoke(cpu, object, 20..32, PrivateCopies::Keep);
     };
     let shorten = |cpu: &TestCpu<'_>, space: &TestSpace, object: &Shared<Object>| {
         truncate(cpu, space, object, 20);
@@ -252,7 +252,7 @@ fn a_private_copy_of_a_punched_page_is_zeros() {
         &vm,
         |other| {
             object.free_pages(other, 5..6);
-            space.revoke(other, &object, 5..6, Copies::Keep);
+            space.revoke(other, &object, 5..6, PrivateCopies::Keep);
         },
         || store(&cpu0, &space, AT + 5 * P + 8, 9),
     );

@@ -1,11 +1,11 @@
 //! Spaces and objects that are dropped without an explicit end.
 
-use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, TestVm, cpu, load, store};
 use crate::audit::{audit, audit_with};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::Setting;
 use crate::space::{Advice, Backing, MapFlags, Space};
+use crate::testing::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, TestVm, cpu, load, store};
 use crate::vm::Cpu;
 #[cfg(debug_assertions)]
 use std::panic::{AssertUnwindSafe, catch_unwind};

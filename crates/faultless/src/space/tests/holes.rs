@@ -1,6 +1,5 @@
 //! An operation returns an error for a hole after the unmapping of the hole is flushed.
 
-use super::guest::{self, cpu, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError};
@@ -8,6 +7,7 @@ use crate::knob::{Locking, Setting};
 use crate::machine::CpuId;
 use crate::space::{MapFlags, Prot, Space};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, cpu, store};
 use crate::vm::Cpu;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};

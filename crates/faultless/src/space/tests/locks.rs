@@ -1,14 +1,14 @@
 //! Locked memory: the accounting, the pages that stay, and inheritance.
 
-use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu, load, store};
 use crate::addr::VirtRange;
 use crate::audit::audit;
 use crate::error::Errno::{self, EINVAL, ENOMEM};
-use crate::space::{Advice, Lock, MapFlags, RemapFlags, Space};
+use crate::space::{Advice, MapFlags, MemoryLock, RemapFlags, Space};
+use crate::testing::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu, load, store};
 use std::vec::Vec;
 
 /// Returns the number of pages and the lock of each VMA.
-fn locks(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, Lock)> {
+fn locks(cpu: &TestCpu<'_>, space: &TestSpace) -> Vec<(u64, MemoryLock)> {
     let mut locks = Vec::new();
     space.each_area(cpu, VirtRange::USER, |area| {
         locks.push((area.range.pages(), area.lock()));
@@ -37,21 +37,33 @@ fn locking_splits_and_unlocking_merges() {
         let lock = |page: u64, pages: u64, how| {
             space.mlock(cpu, AT + page * P, pages * P, how).map_err(|error| error.errno)
         };
-        assert_eq!(lock(1, 3, Lock::Now), Ok(()));
-        assert_eq!(lock(5, 1, Lock::OnFault), Ok(()));
-        let split =
-            [(1, Lock::No), (3, Lock::Now), (1, Lock::No), (1, Lock::OnFault), (2, Lock::No)];
+        assert_eq!(lock(1, 3, MemoryLock::Now), Ok(()));
+        assert_eq!(lock(5, 1, MemoryLock::OnFault), Ok(()));
+        let split = [
+            (1, MemoryLock::No),
+            (3, MemoryLock::Now),
+            (1, MemoryLock::No),
+            (1, MemoryLock::OnFault),
+            (2, MemoryLock::No),
+        ];
         assert_eq!(locks(cpu, space), split);
         assert_eq!(space.locked_pages(cpu), 4);
-        assert_eq!(lock(2, 4, Lock::Now), Ok(()));
-        assert_eq!(locks(cpu, space), [(1, Lock::No), (5, Lock::Now), (2, Lock::No)]);
-        assert_eq!(lock(0, 9, Lock::OnFault), Err(ENOMEM), "what is below the hole is changed");
-        assert_eq!(locks(cpu, space), [(8, Lock::OnFault)]);
-        assert_eq!(lock(0, 8, Lock::No), Ok(()));
-        assert_eq!((locks(cpu, space), space.locked_pages(cpu)), ([(8, Lock::No)].into(), 0));
-        assert_eq!(lock(9, 1, Lock::No), Err(ENOMEM));
-        assert_eq!(lock(9, 0, Lock::Now), Ok(()));
-        let refused = |addr, len| space.mlock(cpu, addr, len, Lock::Now).map_err(|e| e.errno);
+        assert_eq!(lock(2, 4, MemoryLock::Now), Ok(()));
+        assert_eq!(
+            locks(cpu, space),
+            [(1, MemoryLock::No), (5, MemoryLock::Now), (2, MemoryLock::No)]
+        );
+        assert_eq!(
+            lock(0, 9, MemoryLock::OnFault),
+            Err(ENOMEM),
+            "what is below the hole is changed"
+        );
+        assert_eq!(locks(cpu, space), [(8, MemoryLock::OnFault)]);
+        assert_eq!(lock(0, 8, MemoryLock::No), Ok(()));
+        assert_eq!((locks(cpu, space), space.locked_pages(cpu)), ([(8, MemoryLock::No)].into(), 0));
+        assert_eq!(lock(9, 1, MemoryLock::No), Err(ENOMEM));
+        assert_eq!(lock(9, 0, MemoryLock::Now), Ok(()));
+        let refused = |addr, len| space.mlock(cpu, addr, len, MemoryLock::Now).map_err(|e| e.errno);
         assert_eq!((refused(AT + 1, P), refused(AT, u64::MAX - P)), (Err(EINVAL), Err(EINVAL)));
     });
 }
@@ -60,7 +72,7 @@ fn locking_splits_and_unlocking_merges() {
 fn advice_does_not_discard_locked_pages() {
     with_space(|cpu, space| {
         (0..8).for_each(|page| store(cpu, space, AT + page * P, page + 1).unwrap());
-        space.mlock(cpu, AT + 2 * P, P, Lock::Now).unwrap();
+        space.mlock(cpu, AT + 2 * P, P, MemoryLock::Now).unwrap();
         let advise = |page: u64, pages: u64, advice| -> Result<(), Errno> {
             space.madvise(cpu, AT + page * P, pages * P, advice).map_err(|error| error.errno)
         };
@@ -80,18 +92,23 @@ fn locks_move_and_are_not_inherited() {
     with_space(|cpu, space| {
         let flags = FIXED | MapFlags::LOCKED;
         space.mmap(cpu, AT + 8 * P, 2 * P, RW, flags).unwrap();
-        assert_eq!(locks(cpu, space), [(8, Lock::No), (2, Lock::Now)]);
+        assert_eq!(locks(cpu, space), [(8, MemoryLock::No), (2, MemoryLock::Now)]);
         let to = AT + 32 * P;
         let moves = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         space.mremap(cpu, AT + 8 * P, 2 * P, 5 * P, moves, to).unwrap();
-        assert_eq!(locks(cpu, space), [(8, Lock::No), (5, Lock::Now)]);
-        space.mlock(cpu, AT, P, Lock::OnFault).unwrap();
+        assert_eq!(locks(cpu, space), [(8, MemoryLock::No), (5, MemoryLock::Now)]);
+        space.mlock(cpu, AT, P, MemoryLock::OnFault).unwrap();
         let child = space.fork(cpu).unwrap();
         assert_eq!((child.locked_pages(cpu), space.locked_pages(cpu)), (0, 6));
         child.exit(cpu);
         let keeps = moves | RemapFlags::DONTUNMAP;
         space.mremap(cpu, to, 5 * P, 5 * P, keeps, to + 32 * P).unwrap();
-        let left = [(1, Lock::OnFault), (7, Lock::No), (5, Lock::No), (5, Lock::Now)];
+        let left = [
+            (1, MemoryLock::OnFault),
+            (7, MemoryLock::No),
+            (5, MemoryLock::No),
+            (5, MemoryLock::Now),
+        ];
         assert_eq!(locks(cpu, space), left, "nothing is left to be locked");
     });
 }
@@ -100,19 +117,19 @@ fn locks_move_and_are_not_inherited() {
 fn dontunmap_of_a_part_unlocks_the_whole_vma() {
     let keeps = RemapFlags::MAYMOVE | RemapFlags::FIXED | RemapFlags::DONTUNMAP;
     let (away, beside) = (AT + 32 * P, AT + 8 * P);
-    let two = [(8, Lock::No), (2, Lock::Now)];
+    let two = [(8, MemoryLock::No), (2, MemoryLock::Now)];
     for (touched, to, left) in [
         (true, away, &two[..]),
         (true, beside, &two),
         (false, away, &two),
         // The new VMA was never written, and merges with the old VMA.
-        (false, beside, &[(10, Lock::No)]),
+        (false, beside, &[(10, MemoryLock::No)]),
     ] {
         with_space(|cpu, space| {
             if touched {
                 store(cpu, space, AT + 2 * P, 7).unwrap();
             }
-            space.mlock(cpu, AT, 8 * P, Lock::Now).unwrap();
+            space.mlock(cpu, AT, 8 * P, MemoryLock::Now).unwrap();
             space.mremap(cpu, AT + 2 * P, 2 * P, 2 * P, keeps, to).unwrap();
             assert_eq!(locks(cpu, space), left, "touched: {touched}, to {to:#x}");
             space.madvise(cpu, AT, 8 * P, Advice::DontNeed).expect("none of it is locked");

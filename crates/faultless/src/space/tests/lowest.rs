@@ -1,12 +1,12 @@
 //! The lowest address for mappings of programs, and other properties of the machine.
 
-use super::guest::cpu;
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno::{EINVAL, ENOMEM};
 use crate::machine::{MAX_CPUS, MAX_NODES};
 use crate::space::{MapFlags, Prot, RemapFlags, Space};
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
+use crate::testing::guest::cpu;
 use crate::vm::Vm;
 
 const P: u64 = PAGE_SIZE;

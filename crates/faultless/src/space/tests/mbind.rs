@@ -1,18 +1,18 @@
 //! Memory policies of VMAs: merging, inheritance, and the nodes of new pages.
 
-use super::guest::{
-    AT, P, PRIVATE, RW, TestCpu, TestSpace, check, cpu, load, map, map_object, store, two_nodes,
-};
-use super::store::{Memory, file};
-use super::swap::{is_swapped, page_out, swap_on};
-use super::tiers::tiers;
 use crate::addr::VirtRange;
 use crate::error::Errno::{self, EFAULT, EINVAL, ENOENT};
 use crate::fault::{Access, FaultKind};
 use crate::file::Object;
 use crate::knob::{Locking, Setting};
+use crate::reclaim::tests::swap::{is_swapped, page_out, swap_on};
+use crate::reclaim::tests::tiers::tiers;
 use crate::space::MemPolicy::{self, Default, Interleave, Local, Preferred};
-use crate::space::{Lock, NodeSet, Prot, RemapFlags, Space};
+use crate::space::{MemoryLock, NodeSet, Prot, RemapFlags, Space};
+use crate::testing::guest::{
+    AT, P, PRIVATE, RW, TestCpu, TestSpace, check, cpu, load, map, map_object, store, two_nodes,
+};
+use crate::testing::store::{Memory, file};
 use std::vec;
 use std::vec::Vec;
 
@@ -86,7 +86,7 @@ fn policies_split_and_merge() {
         assert_eq!(bind(&cpu, &space, (0, 1), Local), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a policy of its own");
         // Other flags stay, and a lock keeps the policy.
-        space.mlock(&cpu, AT, 8 * P, Lock::Now).unwrap();
+        space.mlock(&cpu, AT, 8 * P, MemoryLock::Now).unwrap();
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)]);
         assert_eq!(bind(&cpu, &space, (0, 8), Default), Ok(()));
         assert_eq!((policies(&cpu, &space), space.locked_pages(&cpu)), ([(8, Default)].into(), 8));

@@ -1,22 +1,22 @@
 //! `move_pages`: pages with any number of mappings move between nodes, and programs observe no
 //! change.
 
-use super::guest::{
-    AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, between, check, cpu, load, map, map_object,
-    read_object, store, two_nodes, write_object,
-};
 use crate::error::Errno;
 use crate::file::Object;
 use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Prot, RemapFlags, Space};
 use crate::stat::Counter;
+use crate::testing::guest::{
+    AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, between, check, cpu, load, map, map_object,
+    read_object, store, two_nodes, write_object,
+};
 use std::thread;
 use std::time::Duration;
 use std::vec;
 use std::vec::Vec;
 
 /// Moves the pages from page `first` on. Returns the status of each page.
-pub(super) fn moved(
+pub(crate) fn moved(
     cpu: &TestCpu<'_>,
     space: &TestSpace,
     (first, pages): (u64, u64),
@@ -393,7 +393,7 @@ fn read_only_space(cpu: &TestCpu<'_>) -> TestSpace {
 }
 
 /// Creates a space with `pages` read-only pages.
-pub(super) fn read_only_pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
+pub(crate) fn read_only_pages(cpu: &TestCpu<'_>, pages: u64) -> TestSpace {
     let space = Space::new(cpu).unwrap();
     map(cpu, &space, 0, pages, RW);
     (0..pages).for_each(|page| store(cpu, &space, AT + page * P, value(1, page)).unwrap());
@@ -412,12 +412,12 @@ fn read_only_pages_move_without_an_interrupt() {
     assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
     assert_eq!(count(Counter::TlbShootdownSent), 0);
     assert_eq!((count(Counter::FlushDeferred), count(Counter::FrameOwed)), (1, 8));
-    assert_eq!(vm.usage().owed, 8);
+    assert_eq!(vm.usage().flush_pending, 8);
     // The CPU drops its translations when it leaves the space, so no request is needed. SAFETY: the
     // CPU uses no translations.
     unsafe { space.deactivate(&other) };
-    assert_eq!(cpu0.settle_flushes(), 8);
-    assert_eq!((count(Counter::TlbShootdownSent), vm.usage().owed), (0, 0));
+    assert_eq!(cpu0.flush_deferred(), 8);
+    assert_eq!((count(Counter::TlbShootdownSent), vm.usage().flush_pending), (0, 0));
     check(&cpu0, &[&space], &[], 0);
     space.exit(&cpu0);
 }
@@ -436,13 +436,13 @@ fn cpus_flush_without_an_interrupt() {
     assert_eq!(moved(&cpu0, &space, (4, 4), 1), [Ok(1); 4]);
     // This batch finds eight waiting frames.
     assert_eq!(moved(&cpu0, &space, (0, 1), 0), [Ok(0)]);
-    assert_eq!(cpu0.collect_owed(), 0, "the other CPU may use them");
+    assert_eq!(cpu0.free_flushed(), 0, "the other CPU may use them");
     other.flush_if_asked();
     other.flush_if_asked();
     assert_eq!(count(Counter::DeferredOwn), 1, "once is enough");
     assert_eq!(moved(&cpu0, &space, (1, 1), 0), [Ok(0)]);
-    assert!(cpu0.settle_some());
-    assert_eq!(vm.usage().owed, 1, "the last came after the flush");
+    assert!(cpu0.free_some_flush_pending());
+    assert_eq!(vm.usage().flush_pending, 1, "the last came after the flush");
     assert_eq!((count(Counter::TlbShootdownSent), count(Counter::DeferredSettled)), (0, 0));
     // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
@@ -460,13 +460,13 @@ fn flushed_frames_are_freed_in_the_background() {
     space.activate(&other);
     assert_eq!(moved(&cpu0, &space, (0, 32), 1), [Ok(1); 32]);
     cpu0.reclaim_ahead();
-    assert_eq!(vm.usage().owed, 32, "the other CPU may use them");
+    assert_eq!(vm.usage().flush_pending, 32, "the other CPU may use them");
     vm.deferred.ask();
     other.flush_if_asked();
     assert_eq!(moved(&cpu0, &space, (32, 4), 1), [Ok(1); 4]);
-    assert_eq!(vm.usage().owed, 36);
+    assert_eq!(vm.usage().flush_pending, 36);
     cpu0.reclaim_ahead();
-    assert_eq!(vm.usage().owed, 4, "the last came after the flush");
+    assert_eq!(vm.usage().flush_pending, 4, "the last came after the flush");
     let sent = vm.totals().get(Counter::TlbShootdownSent);
     assert_eq!((sent, vm.totals().get(Counter::DeferredSettled)), (0, 0));
     // SAFETY: the CPU uses no translations.
@@ -507,13 +507,13 @@ fn waiting_frames_are_used_when_needed() {
     let space = read_only_space(&cpu);
     map(&cpu, &space, 16, 200, RW);
     assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
-    assert_ne!(vm.usage().owed, 0);
+    assert_ne!(vm.usage().flush_pending, 0);
     // All available frames are used; the last frames come from the waiting frames.
     let mut pages = 0;
     while store(&cpu, &space, AT + (16 + pages) * P, pages).is_ok() {
         pages += 1;
     }
-    assert_eq!((vm.usage().owed, vm.free_frames()), (0, 0), "after {pages} pages");
+    assert_eq!((vm.usage().flush_pending, vm.free_frames()), (0, 0), "after {pages} pages");
     (0..pages).for_each(|page| assert_eq!(load(&cpu, &space, AT + (16 + page) * P), Ok(page)));
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
@@ -545,7 +545,7 @@ fn a_block_is_allocated_from_waiting_frames() {
     while let Ok(block) = cpu.alloc_block(0) {
         blocks.push(block);
     }
-    assert_eq!((vm.usage().owed, vm.free_frames()), (0, 0));
+    assert_eq!((vm.usage().flush_pending, vm.free_frames()), (0, 0));
     drop(blocks);
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
@@ -553,8 +553,8 @@ fn a_block_is_allocated_from_waiting_frames() {
 
 #[test]
 fn a_huge_leaf_of_two_spaces_is_shared() {
-    use super::huge::{PAGES, RX, Setup};
     use crate::fault::Access;
+    use crate::fault::tests::huge::{PAGES, RX, Setup};
     let vm = two_nodes(8192);
     vm.set(Setting::HugeText(crate::knob::HugeText::Always));
     let setup = Setup::mapped(&vm, RX, PRIVATE);

@@ -5,7 +5,6 @@
 mod pages;
 
 use self::pages::{Contents, Model, Objects, Page, Word};
-use super::guest::{self, TestVm};
 use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit_with;
 use crate::error::Errno;
@@ -15,9 +14,10 @@ use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
 use crate::space::{
-    Advice, Backing, Copies, DeviceMemory, MapFlags, Pins, Prot, RemapFlags, Space, VmaFlags,
+    Advice, Backing, DeviceMemory, MapFlags, Pins, PrivateCopies, Prot, RemapFlags, Space, VmaFlags,
 };
 use crate::table::format::CacheMode;
+use crate::testing::guest::{self, TestVm};
 use crate::testing::{DEVICE_FRAMES, TestMachine};
 use crate::vm::Cpu;
 use proptest::prelude::*;
@@ -330,7 +330,7 @@ impl World<'_> {
                 contents.len = pages;
                 contents.pages.retain(|&index, _| index < pages);
                 for (space, model) in &mut self.spaces {
-                    space.revoke(cpu, object, pages..u64::MAX, Copies::Drop);
+                    space.revoke(cpu, object, pages..u64::MAX, PrivateCopies::Drop);
                     for page in model.pages.values_mut() {
                         if page.object.is_some_and(|(of, index)| of == *id && index >= pages) {
                             page.own = None;

@@ -1,7 +1,6 @@
 //! Calls against calls and faults, which must wait for each other and must not deadlock. Each test
 //! covers a former bug.
 
-use super::guest::{self, cpu, load, store};
 use crate::addr::PAGE_SIZE;
 use crate::audit::audit;
 use crate::fault::Access;
@@ -11,6 +10,7 @@ use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::table::walk::{Reached, descend};
+use crate::testing::guest::{self, cpu, load, store};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Limits on the owner of a space, who edits the space in place, while other CPUs read the space.
 
-use super::guest::{self, between, cpu, store};
 use crate::addr::{PAGE_SIZE as P, VirtRange};
 use crate::audit::audit;
 use crate::knob::Setting;
@@ -9,6 +8,7 @@ use crate::space::{Advice, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::sync::wait::{Yield, until};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, between, cpu, store};
 use crate::vm::Cpu;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

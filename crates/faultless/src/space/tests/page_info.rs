@@ -1,14 +1,14 @@
 //! Information on single pages: the number of mappings, and whether they are used, dirty and lazily
 //! freed.
 
-use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, load, store};
-use super::huge::{F, PAGES, RWX, RX, Setup, each_policy};
-use super::swap::{page_out, with_swap};
 use crate::addr::VirtRange;
-use crate::frame::Use;
+use crate::fault::tests::huge::{F, PAGES, RWX, RX, Setup, each_policy};
+use crate::frame::FrameUse;
+use crate::reclaim::tests::swap::{page_out, with_swap};
 use crate::space::huge::split_leaf;
 use crate::space::{Advice, MapFlags, PageInfo, PagePlace, Prot};
 use crate::table::walk::{Reached, descend};
+use crate::testing::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, load, store};
 use std::vec::Vec;
 
 /// Returns the information on `pages` pages from `AT` on, with the number of each page in the
@@ -21,7 +21,7 @@ fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlac
         let alone = space.page_at(cpu, AT + at * P);
         let same = match place {
             PagePlace::Mapped(page) => alone == Some(*page),
-            PagePlace::Swapped { slot, .. } => space.swap_slot_at(cpu, AT + at * P) == Some(*slot),
+            PagePlace::Swapped { slot, .. } => space.entry_at(cpu, AT + at * P).slot() == *slot,
         };
         assert!(same, "{at}: {place:?}, and alone {alone:?}");
     }
@@ -63,9 +63,9 @@ fn private_pages_are_counted_for_all_programs() {
             PagePlace::Mapped(page) => Some((page.usage, page.exclusive)),
             PagePlace::Swapped { .. } => None,
         };
-        assert_eq!(usage(0), Some((Use::Anon, true)));
-        assert_eq!(usage(1), Some((Use::Anon, false)));
-        assert_eq!(usage(6), Some((Use::Zero, false)));
+        assert_eq!(usage(0), Some((FrameUse::Anon, true)));
+        assert_eq!(usage(1), Some((FrameUse::Anon, false)));
+        assert_eq!(usage(6), Some((FrameUse::Zero, false)));
         let swapped = |at: usize| match told[at] {
             (at, PagePlace::Swapped { mappings, .. }) => (at, mappings),
             _ => (0, 0),
@@ -129,7 +129,7 @@ fn a_leaf_split_concurrently_is_read_again() {
             if looks == 1 {
                 split_leaf(cpu, &space.core, AT, slot);
             }
-            found.look(cpu)
+            found.wait_and_load(cpu)
         });
         assert_eq!((looks, entry.map(|entry| entry.frame())), (2, before));
         drop(section);

@@ -1,20 +1,20 @@
 //! Pages used by a device through their frames.
 
-use super::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm};
-use super::guest::{
-    check, cpu, load, map, map_object, read_object, store, with_space, write_object,
-};
 use crate::addr::FrameNumber;
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
-use crate::frame::{FrameMeta, Use};
+use crate::frame::{FrameMeta, FrameUse};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::space::{Advice, Copies, DeviceMemory, Pins, Prot, RemapFlags, Space};
+use crate::space::{Advice, DeviceMemory, Pins, PrivateCopies, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::table::format::{CacheMode, USER_END};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, TestVm};
+use crate::testing::guest::{
+    check, cpu, load, map, map_object, read_object, store, with_space, write_object,
+};
 use std::thread;
 use std::vec::Vec;
 
@@ -306,7 +306,7 @@ fn shared_object_pages_are_pinned_in_place() {
         let shared = pin(cpu, space, 0, 3, true).unwrap();
         let private = pin(cpu, space, 4, 3, false).unwrap();
         let usage = |page| space.page_at(cpu, AT + page * P).unwrap().usage;
-        assert_eq!((usage(0), usage(4)), (Use::Shared, Use::Anon));
+        assert_eq!((usage(0), usage(4)), (FrameUse::Shared, FrameUse::Anon));
         let seen =
             |pins: &Pins<'_, TestMachine>| [0, 1, 2].map(|at| device_load(cpu, pins.frames()[at]));
         assert_eq!((seen(&shared), seen(&private)), ([40, 41, 0], [40, 41, 0]));
@@ -321,7 +321,7 @@ fn shared_object_pages_are_pinned_in_place() {
         child.exit(cpu);
         // The pages leave the object, and the device keeps the frames.
         file.set_pages(cpu, 0).unwrap();
-        space.revoke(cpu, &file, 0..u64::MAX, Copies::Drop);
+        space.revoke(cpu, &file, 0..u64::MAX, PrivateCopies::Drop);
         check(cpu, &[space], &[&file], 6);
         assert_eq!((seen(&shared), seen(&private)), ([77, 99, 0], [40, 41, 0]));
         drop((shared, private));

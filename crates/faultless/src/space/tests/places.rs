@@ -1,7 +1,6 @@
 //! The choice of an address for a mapping without a fixed address, beside other CPUs that map and
 //! unmap.
 
-use super::guest::{self, cpu};
 use super::races::finish;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
@@ -11,6 +10,7 @@ use crate::space::place::REGION;
 use crate::space::write::NOWHERE;
 use crate::space::{MMAP_BASE, MapFlags, Prot, STACK_GUARD, Space};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, cpu};
 use crate::vm::Cpu;
 use std::thread;
 use std::time::Duration;

@@ -2,18 +2,18 @@
 //! a frame, that is, between its read of the entry and making the entry busy. At this moment,
 //! another CPU makes a conflicting change.
 
-use super::guest::{self, between, cpu, load, store};
-use super::swap;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::knob::{AnonVmaCheck, Locking, Setting};
+use crate::reclaim::tests::swap;
 use crate::space::made::State;
 use crate::space::merge::Piece;
 use crate::space::write::{NOWHERE, Writing};
 use crate::space::{Advice, MapFlags, Prot, Space};
-use crate::stat::{Counter, Point};
+use crate::stat::{Counter, TracePoint};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, between, cpu, load, store};
 use crate::vm::Cpu;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, pages: u64, prot:
     assert_eq!(space.mmap(cpu, AT, pages * PAGE_SIZE, prot, flags), Ok(AT));
 }
 
-pub(super) fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
+pub(crate) fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
     let vm = cpu0.vm();
     let cpu1 = cpu(vm, 1);
     cpu1.drain();
@@ -212,7 +212,7 @@ fn an_access_abort_is_traced_and_resolved_under_the_lock() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
     vm.trace.watch(
-        &Point::ALL,
+        &TracePoint::ALL,
         Arc::new(move |event| {
             log.lock().unwrap().push((event.point, event.addr));
         }),
@@ -220,7 +220,7 @@ fn an_access_abort_is_traced_and_resolved_under_the_lock() {
     assert_eq!(store(&cpu0, &space, AT, 1), Err(FaultError::Segv { mapped: true }));
     vm.trace.unwatch();
     assert_eq!(store(&cpu0, &space, AT, 1), Err(FaultError::Segv { mapped: true }));
-    assert_eq!(*seen.lock().unwrap(), [(Point::VmaAccess, AT)]);
+    assert_eq!(*seen.lock().unwrap(), [(TracePoint::VmaAccess, AT)]);
     assert_eq!(vm.totals().get(Counter::SpfVmaAccess), 2);
     finish(cpu0, space);
 }

@@ -1,16 +1,16 @@
 //! Ranges outside every page or every user space: each call returns Linux's result, and changes no
 //! other page.
 
-use super::guest::{self, TestVm, cpu, load, read_object, store, write_object};
-use super::store::Memory;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
-use crate::space::{Advice, Lock, MapFlags, MemPolicy, Prot, RemapFlags, Space};
+use crate::space::{Advice, MapFlags, MemPolicy, MemoryLock, Prot, RemapFlags, Space};
 use crate::table::format::USER_END;
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, TestVm, cpu, load, read_object, store, write_object};
+use crate::testing::store::Memory;
 use crate::vm::Cpu;
 use std::string::String;
 use std::sync::Mutex;
@@ -114,7 +114,7 @@ const CALLS: &[Call] = &[
     ("munmap", true, |cpu, space, addr, len| space.munmap(cpu, addr, len)),
     ("evict", true, |cpu, space, addr, len| space.evict(cpu, addr, len)),
     ("mprotect", false, |cpu, space, addr, len| space.mprotect(cpu, addr, len, Prot::READ)),
-    ("mlock", false, |cpu, space, addr, len| space.mlock(cpu, addr, len, Lock::Now)),
+    ("mlock", false, |cpu, space, addr, len| space.mlock(cpu, addr, len, MemoryLock::Now)),
     ("mincore", false, |cpu, space, addr, len| space.mincore(cpu, addr, len, |_| ())),
     ("mbind", false, |cpu, space, addr, len| space.mbind(cpu, addr, len, MemPolicy::Local)),
     ("madvise", false, |cpu, space, addr, len| space.madvise(cpu, addr, len, Advice::DontNeed)),

@@ -1,9 +1,9 @@
 //! Calls at a boundary between the shards of a tree: equal neighbours on both sides form one VMA,
 //! as without the boundary.
 
-use super::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu};
 use crate::addr::VirtRange;
 use crate::space::{Prot, RemapFlags, Space};
+use crate::testing::guest::{self, AT, FIXED, P, RW, TestCpu, TestSpace, cpu};
 use std::vec::Vec;
 
 /// The page at the bound.

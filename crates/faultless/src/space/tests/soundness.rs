@@ -1,19 +1,20 @@
 //! Misuse by safe code that could break the subsystem. The result is a panic with a message, before
 //! any change. Compile errors for misuse are tested in examples at the declarations.
 
-use super::guest::{self, TestVm, cpu, store};
 use crate::addr::{PAGE_SIZE, VirtRange};
-use crate::audit::{audit, audit_with, settled_entry};
+use crate::audit::{audit, audit_with, stable_entry};
 use crate::fault::Access;
 use crate::fault::prefault::ThreadStreams;
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::space::{
-    Advice, Backing, Copies, DeviceMemory, Lock, MapFlags, MemPolicy, Prot, RemapFlags, Space,
+    Advice, Backing, DeviceMemory, MapFlags, MemPolicy, MemoryLock, PrivateCopies, Prot,
+    RemapFlags, Space,
 };
 use crate::table::format::{CANONICAL_END, CacheMode, ENTRIES, USER_END, USER_ROOT_ENTRIES};
 use crate::table::node::{self, ROOT};
 use crate::testing::TestMachine;
+use crate::testing::guest::{self, TestVm, cpu, store};
 use crate::vm::Cpu;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::{String, ToString};
@@ -64,7 +65,7 @@ const OPERATIONS: &[Operation] = &[
         done(space.fault(cpu, &ThreadStreams::new(), AT, Access::Write));
     }),
     ("fault, segv", |cpu, space, _| done(space.fault_remote(cpu, 2 * AT, Access::Write))),
-    ("thread_leaves", |cpu, space, _| space.thread_leaves(cpu, &ThreadStreams::new())),
+    ("exit_thread", |cpu, space, _| space.exit_thread(cpu, &ThreadStreams::new())),
     ("mmap", |cpu, space, _| done(space.mmap(cpu, 0, P, RW, PRIVATE))),
     ("mmap, shared", |cpu, space, _| {
         done(space.mmap(cpu, 0, P, RW, MapFlags::SHARED | MapFlags::ANONYMOUS));
@@ -86,8 +87,8 @@ const OPERATIONS: &[Operation] = &[
     ("munmap, unaligned", |cpu, space, _| done(space.munmap(cpu, AT + 1, P))),
     ("mprotect, no length", |cpu, space, _| done(space.mprotect(cpu, AT, 0, Prot::READ))),
     ("mprotect, unaligned", |cpu, space, _| done(space.mprotect(cpu, AT + 1, P, Prot::READ))),
-    ("mlock, no length", |cpu, space, _| done(space.mlock(cpu, AT, 0, Lock::Now))),
-    ("mlock, unaligned", |cpu, space, _| done(space.mlock(cpu, AT + 1, P, Lock::Now))),
+    ("mlock, no length", |cpu, space, _| done(space.mlock(cpu, AT, 0, MemoryLock::Now))),
+    ("mlock, unaligned", |cpu, space, _| done(space.mlock(cpu, AT + 1, P, MemoryLock::Now))),
     ("mbind, no length", |cpu, space, _| done(space.mbind(cpu, AT, 0, MemPolicy::Local))),
     ("madvise, no length", |cpu, space, _| done(space.madvise(cpu, AT, 0, Advice::DontNeed))),
     ("mremap, no length", |cpu, space, _| {
@@ -106,7 +107,7 @@ const OPERATIONS: &[Operation] = &[
     ("mremap", |cpu, space, _| {
         done(space.mremap(cpu, AT, P, 4 * P, RemapFlags::MAYMOVE, 0));
     }),
-    ("mlock", |cpu, space, _| done(space.mlock(cpu, AT, P, Lock::Now))),
+    ("mlock", |cpu, space, _| done(space.mlock(cpu, AT, P, MemoryLock::Now))),
     ("mbind", |cpu, space, _| done(space.mbind(cpu, AT, P, MemPolicy::Local))),
     ("madvise", |cpu, space, _| done(space.madvise(cpu, AT, P, Advice::DontNeed))),
     ("madvise, populate", |cpu, space, _| {
@@ -115,14 +116,12 @@ const OPERATIONS: &[Operation] = &[
     ("set_heap_start", |cpu, space, _| done(space.set_heap_start(cpu, AT))),
     ("brk", |cpu, space, _| done(space.brk(cpu, u64::MAX))),
     ("fork", |cpu, space, _| done(space.fork(cpu))),
-    ("revoke", |cpu, space, object| space.revoke(cpu, object, 0..u64::MAX, Copies::Drop)),
+    ("revoke", |cpu, space, object| space.revoke(cpu, object, 0..u64::MAX, PrivateCopies::Drop)),
     ("areas", |cpu, space, _| space.areas(cpu, drop)),
     ("each_area", |cpu, space, _| space.each_area(cpu, VirtRange::USER, |_| true)),
     ("maps", |cpu, space, _| done(space.maps(cpu).to_string())),
     ("page_at", |cpu, space, _| done(space.page_at(cpu, AT))),
-    ("swap_slot_at", |cpu, space, _| done(space.swap_slot_at(cpu, AT))),
     ("mincore", |cpu, space, _| done(space.mincore(cpu, AT, P, drop))),
-    ("translate", |cpu, space, _| done(space.translate(cpu, AT))),
     ("walk", |cpu, space, _| done(space.walk(cpu, AT, Access::Write))),
     ("read_bytes", |cpu, space, _| done(space.read_bytes(cpu, AT, &mut [0; 8]))),
     ("write_bytes", |cpu, space, _| done(space.write_bytes(cpu, AT, &[0; 8]))),
@@ -132,7 +131,7 @@ const OPERATIONS: &[Operation] = &[
     ("map_count", |cpu, space, _| done(space.map_count(cpu))),
     ("audit", |cpu, space, _| done(audit(cpu, &[space]))),
     ("audit_with", |cpu, _, object| done(audit_with(cpu, &[], &[object]))),
-    ("settled_entry", |cpu, space, _| done(settled_entry(cpu, space, AT))),
+    ("stable_entry", |cpu, space, _| done(stable_entry(cpu, space, AT))),
     ("release", |cpu, _, object| Object::release(object.clone(), cpu)),
     ("set_pages", |cpu, _, object| done(object.set_pages(cpu, 0))),
     ("free_pages", |cpu, _, object| object.free_pages(cpu, 0..1)),
@@ -166,7 +165,7 @@ fn spaces_and_objects_require_cpus_of_their_vm() {
             elsewhere.mmap_object(&other, 0, P, RW, MapFlags::SHARED, backing)
         });
         assert!(said.contains("of another Vm"), "{said}");
-        let said = says("revoke", || elsewhere.revoke(&other, &object, 0..1, Copies::Keep));
+        let said = says("revoke", || elsewhere.revoke(&other, &object, 0..1, PrivateCopies::Keep));
         assert!(said.contains("of another Vm"), "{said}");
         let said = says("write_protect", || elsewhere.write_protect(&other, &object, 0..1));
         assert!(said.contains("of another Vm"), "{said}");
@@ -256,7 +255,7 @@ fn nested_listings_keep_their_vmas_or_panic() {
             if depth == 256 {
                 // If no section were open any more, this call would not wait.
                 space.munmap(&cpus[1], AT, P).unwrap();
-                cpus[1].settle_retired();
+                cpus[1].wait_grace();
                 return false;
             }
             nested(cpus, space, depth + 1);
@@ -274,7 +273,7 @@ fn nested_listings_keep_their_vmas_or_panic() {
         assert!(said.contains("nest at most 255 deep"), "{said}");
         // All sections are closed again.
         space.munmap(cpu, AT, P).unwrap();
-        cpu.settle_retired();
+        cpu.wait_grace();
         space.exit(cpu);
     }
     assert_clean(&vm);
@@ -292,7 +291,7 @@ fn waiting_for_a_grace_period_in_a_listing_panics() {
         // The owner of a space retires no VMAs.
         vm.set(crate::knob::Setting::EditInPlace(false));
         space.munmap(&cpu, AT, P).unwrap();
-        let said = says("settle_retired", || space.areas(&cpu, |_| cpu.settle_retired()));
+        let said = says("wait_grace", || space.areas(&cpu, |_| cpu.wait_grace()));
         assert!(said.contains("grace"), "{said}");
         space.exit(&cpu);
     }
@@ -318,11 +317,10 @@ fn lookups_do_not_enter_the_kernel_half() {
             assert_eq!(space.page_at(&cpu, addr), None, "{addr:#x}");
             assert!(space.fault_remote(&cpu, addr, Access::Read).is_err(), "{addr:#x}");
             assert_eq!(space.shared_place(&cpu, addr), None, "{addr:#x}");
-            assert_eq!(space.translate(&cpu, addr), None, "{addr:#x}");
             assert_eq!(space.walk(&cpu, addr, Access::Write), None, "{addr:#x}");
             assert!(space.write_bytes(&cpu, addr, &[1]).is_err(), "{addr:#x}");
             assert!(space.pin(&cpu, addr, 1, false).is_err(), "{addr:#x}");
-            assert_eq!(settled_entry(&cpu, &space, addr), None, "{addr:#x}");
+            assert_eq!(stable_entry(&cpu, &space, addr), None, "{addr:#x}");
             assert!(space.mincore(&cpu, addr & !(P - 1), P, drop).is_err(), "{addr:#x}");
         }
         let indices: Vec<_> = (USER_ROOT_ENTRIES..ENTRIES)

@@ -1,10 +1,6 @@
 //! Panics of a kernel's closures and stores: the unwinding clears all flags, closes all sections,
 //! and loses no frame and no store to a file.
 
-use super::guest::{
-    self, AT, P, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
-};
-use super::store::{Memory, file, finish, write_back};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::audit::audit_with;
 use crate::error::Errno;
@@ -15,6 +11,10 @@ use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Label, MemPolicy, NodeSet, Prot, Space};
 use crate::stat::Counter;
+use crate::testing::guest::{
+    self, AT, P, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
+};
+use crate::testing::store::{Memory, file, finish, write_back};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::ToString;
 use std::sync::Arc;
@@ -143,8 +143,7 @@ fn a_panic_of_each_closure_leaves_no_state() {
     (8..12).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     // A page read from the swap area stays in memory until it is loaded.
     space.evict(&cpu, AT + 8 * P, 4 * P).unwrap();
-    let slot = space.swap_slot_at(&cpu, AT + 8 * P);
-    assert!(slot.is_some(), "a page was swapped out");
+    assert!(space.entry_at(&cpu, AT + 8 * P).is_swapped());
     let swap = vm.swap.get().unwrap().object().clone();
     swap.read_ahead(&cpu, 0..4).unwrap();
     Object::release(swap, &cpu);
@@ -340,7 +339,7 @@ fn a_swap_store_panicking_in_a_read_is_read_again() {
             unwinds(&cpu, "fault", || _ = load(&cpu, &space, at));
             cpu.drain();
             audit_with(&cpu, &[&space], &[]).unwrap();
-            assert!(space.swap_slot_at(&cpu, at).is_some());
+            assert!(space.entry_at(&cpu, at).is_swapped());
             assert_eq!(load(&cpu, &space, at), Ok(70 + page));
         }
         finish_swapped(&cpu, space);
@@ -395,7 +394,7 @@ fn a_panicking_watcher_leaves_no_state() {
     let vm = guest::vm(1, 64);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
-    vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
+    vm.trace.watch(&crate::stat::TracePoint::ALL, Arc::new(|_| planted()));
     unwinds(&cpu, "watch", || space.fault_remote(&cpu, 5 * PAGE_SIZE, Access::Read));
     vm.trace.unwatch();
     // A fault in memory with a policy prepares a frame before the fault finds the access forbidden.
@@ -403,7 +402,7 @@ fn a_panicking_watcher_leaves_no_state() {
     space.mbind(&cpu, AT, P, MemPolicy::Interleave(NodeSet::only(0))).unwrap();
     cpu.drain();
     let free = vm.free_frames();
-    vm.trace.watch(&crate::stat::Point::ALL, Arc::new(|_| planted()));
+    vm.trace.watch(&crate::stat::TracePoint::ALL, Arc::new(|_| planted()));
     unwinds(&cpu, "watch", || space.fault_remote(&cpu, AT, Access::Write));
     vm.trace.unwatch();
     cpu.drain();

@@ -1,9 +1,9 @@
 //! `MADV_WILLNEED` of pages in the swap area. Of pages of files: `stores`.
 
-use super::guest::{AT, P, load, store};
-use super::swap::{page_out, with_swap};
 use crate::knob::Setting;
+use crate::reclaim::tests::swap::{page_out, with_swap};
 use crate::space::Advice;
+use crate::testing::guest::{AT, P, load, store};
 use std::vec::Vec;
 
 /// `MADV_WILLNEED` reads pages with adjacent slots in one read, and the later faults map the pages.

@@ -172,19 +172,19 @@ fn waiting_for_an_entry_while_holding_one_panics() {
     let seen = Entry::leaf(FrameNumber(7));
     let heard = told(&here, || {
         let held = protocol::take(&slots[0], Entry::NONE, &here).unwrap();
-        protocol::look(&slots[1], &here);
+        protocol::wait_and_load(&slots[1], &here);
         held.revert();
     });
     says(&heard, "a busy entry", "a busy entry");
     let heard = told(&here, || {
         let held = protocol::pin(&there, seen, &here).unwrap();
-        protocol::settle(&slots[1], &here, |entry| entry);
+        protocol::wait_and_replace(&slots[1], &here, |entry| entry);
         held.revert();
     });
     says(&heard, "a busy entry", "a pinned entry");
     let heard = told(&here, || {
         let held = protocol::take_some(protocol::Slots::all(&slots[1..]), Entry::NONE, !0, &here);
-        protocol::look(&slots[1], &here);
+        protocol::wait_and_load(&slots[1], &here);
         held.revert();
     });
     says(&heard, "a busy entry", "a busy entry");
@@ -256,7 +256,7 @@ fn a_store_is_called_with_only_the_turn_held() {
     let protect = |_| {
         drop(fine.acquire(&slots, cpu.local(), page(1), &cpu));
         other.set_len(&cpu, PAGE_SIZE).unwrap();
-        cpu.settle_retired();
+        cpu.wait_grace();
         protected.set(record.names().eq([turn]));
     };
     file.write_back(&cpu, all, protect).unwrap();
@@ -371,7 +371,7 @@ fn a_call_in_a_section_is_detected_if_it_waits() {
         // A claim without a wait is permitted in a section.
         let unmap = || space.munmap(&cpu, at, PAGE_SIZE).unwrap();
         assert_eq!(refused(&unmap), locking != Locking::Speculative, "{locking:?}");
-        assert!(refused(&|| cpu.settle_retired()), "{locking:?}");
+        assert!(refused(&|| cpu.wait_grace()), "{locking:?}");
         space.exit(&cpu);
         cpu.drain();
     }

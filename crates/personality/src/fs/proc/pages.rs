@@ -3,8 +3,7 @@
 use super::super::transfer::Transfer;
 use crate::errno::{Errno, Result};
 use crate::task::process::find;
-use faultless::Use;
-use faultless::{PAGE_SHIFT, PageInfo, USER_END};
+use faultless::{FrameUse, PAGE_SHIFT, PageInfo, PagePlace, USER_END, VirtRange};
 use faultless_bare::percpu;
 
 /// The page is present; the low bits are its frame number.
@@ -21,7 +20,7 @@ const EXCLUSIVE: u64 = 1 << 56;
 const ENTRY: u64 = 8;
 
 const fn entry(page: &PageInfo) -> u64 {
-    let of_file = if matches!(page.usage, Use::Shared) { OF_FILE } else { 0 };
+    let of_file = if matches!(page.usage, FrameUse::Shared) { OF_FILE } else { 0 };
     let exclusive = if page.exclusive { EXCLUSIVE } else { 0 };
     PRESENT | of_file | exclusive | page.frame.0 as u64
 }
@@ -39,9 +38,14 @@ pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Re
     let mut page = offset / ENTRY;
     while to.left() != 0 && page < USER_END.div_ceil(1 << PAGE_SHIFT) {
         let (cpu, space, addr) = (percpu::cpu(), memory.space(), page << PAGE_SHIFT);
-        let swapped =
-            || space.swap_slot_at(cpu, addr).map_or(0, |slot| SWAPPED | slot << AREA_BITS);
-        let told = space.page_at(cpu, addr).as_ref().map_or_else(swapped, entry);
+        let mut told = 0;
+        space.pages(cpu, VirtRange::page(addr), |_, place| {
+            told = match place {
+                PagePlace::Mapped(page) => entry(&page),
+                PagePlace::Swapped { slot, .. } => SWAPPED | slot << AREA_BITS,
+                _ => 0,
+            };
+        });
         to.put_bytes(&told.to_le_bytes());
         page += 1;
         cpu.serve_flushes();

@@ -5,7 +5,9 @@ use super::process::{list_maps, memory};
 use super::{Subject, Text};
 use crate::errno::{Errno, Result};
 use core::fmt::{self, Write};
-use faultless::{AreaInfo, PAGE_SIZE, PageInfo, PagePlace, Prot, Space, Use, VirtRange, VmaFlags};
+use faultless::{
+    AreaInfo, FrameUse, PAGE_SIZE, PageInfo, PagePlace, Prot, Space, VirtRange, VmaFlags,
+};
 use faultless_bare::heap::try_push;
 use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
@@ -69,8 +71,8 @@ impl Pages {
 
     fn add(&mut self, page: &PageInfo, is_memory: bool, locked: bool) {
         let anon = match page.usage {
-            Use::Anon => true,
-            Use::Shared => false,
+            FrameUse::Anon => true,
+            FrameUse::Shared => false,
             _ => return,
         };
         let dirty = page.dirty || is_memory && !anon;

@@ -390,7 +390,7 @@ fn ended_threads_teach_new_threads() {
             let seen = |page| child.pages.get(&page).copied().unwrap_or(Seen::Empty);
             child.streams.checked(&check, seen);
         }
-        child.streams.leave(&child.defaults);
+        child.streams.exit(&child.defaults);
         defaults = child.defaults;
     }
     assert!(wasted[0] > 4, "{wasted:?}");

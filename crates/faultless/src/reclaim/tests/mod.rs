@@ -1,0 +1,13 @@
+//! Tests of reclaim, swap, tiers and compaction, through whole spaces.
+
+mod compactions;
+mod evictions;
+mod flush_free;
+pub(crate) mod holders;
+mod lazy;
+mod memory;
+mod scan_around;
+mod seldom;
+mod slots;
+pub(crate) mod swap;
+pub(crate) mod tiers;
