@@ -440,8 +440,8 @@ impl<M: Machine> Space<M> {
             };
             match tried {
                 Ok(kind) => return Ok(kind),
-                // Another part of the VMA was changed, so this VMA takes no anon_vma. Wait until the
-                // writer's step is done.
+                // Another part of the VMA was changed, so this VMA takes no anon_vma. Wait until
+                // the writer's step is done.
                 Err(Abort::VmaChanged) => {
                     cpu.wait(looks);
                     looks += 1;

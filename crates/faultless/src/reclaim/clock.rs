@@ -163,8 +163,8 @@ impl<M: Machine> Cpu<'_, M> {
         self.reclaim_until(|freed, found| freed + found >= pages)
     }
 
-    /// As [`reclaim`](Self::reclaim), until the numbers of frames freed and of chosen pages found are
-    /// enough for `is_enough`.
+    /// As [`reclaim`](Self::reclaim), until the numbers of frames freed and of chosen pages found
+    /// are enough for `is_enough`.
     fn reclaim_until(&self, is_enough: impl FnMut(u64, u64) -> bool) -> u64 {
         if self.state().evicting.get() {
             return 0;
@@ -261,11 +261,11 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Advances the hand of `over` by at most `looks` frames, and passes the chosen pages to `then` in
-    /// batches, with a reference to each. `then` returns how many pages it processed, or `None` if
-    /// it can process no more. The scan ends when `is_enough`, called with the sum of these numbers
-    /// and the number of further pages found, returns true. Returns the sum. Batches are full,
-    /// except the last, because the cost of a flush does not depend on the number of pages.
+    /// Advances the hand of `over` by at most `looks` frames, and passes the chosen pages to `then`
+    /// in batches, with a reference to each. `then` returns how many pages it processed, or `None`
+    /// if it can process no more. The scan ends when `is_enough`, called with the sum of these
+    /// numbers and the number of further pages found, returns true. Returns the sum. Batches are
+    /// full, except the last, because the cost of a flush does not depend on the number of pages.
     pub(super) fn go_over(
         &self,
         over: Over,
@@ -319,8 +319,8 @@ impl<M: Machine> Cpu<'_, M> {
     }
 
     /// Scans the frames of `over` with the numbers `places`, modulo their `total`, until the chosen
-    /// pages fill `chosen`, or `stops` returns true for their number. The remaining `places` were not
-    /// scanned.
+    /// pages fill `chosen`, or `stops` returns true for their number. The remaining `places` were
+    /// not scanned.
     fn sweep(
         &self,
         over: Over,
@@ -352,8 +352,8 @@ impl<M: Machine> Cpu<'_, M> {
         None
     }
 
-    /// Scans one frame, and adds the frame to `chosen` if the page is chosen. Returns by how many frames
-    /// the hand advances.
+    /// Scans one frame, and adds the frame to `chosen` if the page is chosen. Returns by how many
+    /// frames the hand advances.
     fn scan_frame<'w>(
         &'w self,
         sight: &mut Sight<'w>,

@@ -3,9 +3,9 @@
 //! A CPU caches a translation only if the entry's accessed bit is set; the CPU sets the bit first.
 //! Suppose reclaim has cleared the bit, and then each CPU has dropped all of its translations.
 //! While the bit stays clear, no CPU has a translation of the entry, whatever its permissions. Such
-//! a page is *flush-free*. Most pages taken by reclaim are flush-free: they were unused for a round of a
-//! [hand](super::clock), and in each round every CPU with background work drops its translations
-//! twice.
+//! a page is *flush-free*. Most pages taken by reclaim are flush-free: they were unused for a round
+//! of a [hand](super::clock), and in each round every CPU with background work drops its
+//! translations twice.
 //!
 //! 1. *Clear.* The CPU has a reference to the frame. The CPU clears the bit, issues a full fence,
 //!    reads the clock of the [deferred flushes](crate::tlb::deferred), and raises the frame's

@@ -11,9 +11,10 @@
 //!    use by the kernel, or a fork or an `mremap` is in progress.
 //! 3. [`flush`](Batch::flush): flushes the translations of the whole batch, once for each space. If
 //!    all mappings of a page are read-only, its flush is [deferred](crate::tlb::deferred) if
-//!    possible; a [flush-free](super::flush_free) page needs no flush. If an operation has a claim on a page,
-//!    the whole space is flushed: the operation may have changed the entry without having flushed
-//!    the former translations yet, here or at the address that the page has moved from.
+//!    possible; a [flush-free](super::flush_free) page needs no flush. If an operation has a claim
+//!    on a page, the whole space is flushed: the operation may have changed the entry without
+//!    having flushed the former translations yet, here or at the address that the page has moved
+//!    from.
 //! 4. The caller stores new entries, and [drops the references](Batch::put_references) to the
 //!    frames. Frames with a deferred flush are kept unchanged, all together at the
 //!    [end](Batch::end).

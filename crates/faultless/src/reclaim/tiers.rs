@@ -126,8 +126,8 @@ impl<M: Machine> Cpu<'_, M> {
                 }
             }
             let room = self.spare_on(slower, SHORT).min(left);
-            // A used page is scanned three times before it is cold: all pages are scanned if 1/16 is
-            // missing.
+            // A used page is scanned three times before it is cold: all pages are scanned if 1/16
+            // is missing.
             let looks = (lacking() * SHORT).min(self.frames_of(Over::Node(node)));
             balanced.demoted += self.go_over(
                 Over::Node(node),

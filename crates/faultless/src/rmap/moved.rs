@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn a_page_moved_back_needs_no_note() {
         let moves = Moves::default();
-        for _ in 0..100 {
+        for _ in 0..if cfg!(miri) { 4 } else { 100 } {
             add(&moves, note(10, 20, 50));
             moves.forget(pages(10, 20), &Spin);
             assert_eq!((places(&moves, 15), moves.count()), (Vec::from([55]), 1));
@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn unmapping_drops_notes() {
         let moves = Moves::default();
-        for number in 0..1000 {
+        for number in 0..if cfg!(miri) { 10 } else { 1000 } {
             add(&moves, note(10, 12, 100 * number + 100));
             moves.forget(pages(100 * number + 100, 100 * number + 102), &Spin);
         }
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn thousands_of_notes_are_kept_and_copied() {
         let moves = Moves::default();
-        let number = if cfg!(miri) { 100 } else { 5000 };
+        let number = if cfg!(miri) { 20 } else { 5000 };
         (0..number).for_each(|at| add(&moves, note(10 + at, 11 + at, 100_000 - 2 * at)));
         let child = Moves::default();
         child.copy_from(&moves, &Spin).unwrap();
@@ -445,7 +445,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33) % below
         };
-        for _ in 0..if cfg!(miri) { 100 } else { 3000 } {
+        for _ in 0..if cfg!(miri) { 10 } else { 3000 } {
             let (from, to, len) = (draw(60), draw(60), 1 + draw(8));
             if draw(3) == 0 {
                 moves.forget(pages(to, to + len), &Spin);

@@ -9,7 +9,8 @@ use alloc::boxed::Box;
 
 /// The remains of a dropped space, which no CPU runs.
 ///
-/// Dropping a `DroppedSpace` frees only its memory on the heap: the subsystem of the frames is gone.
+/// Dropping a `DroppedSpace` frees only its memory on the heap: the subsystem of the frames is
+/// gone.
 #[derive(Debug)]
 pub(crate) struct DroppedSpace {
     pub(super) tree: Tree<Vma>,
