@@ -64,7 +64,7 @@ fn limits() {
 
 #[test]
 fn seals() {
-    both("seals", &[], 5);
+    both("seals", &[], 8);
 }
 
 #[test]
@@ -80,6 +80,11 @@ fn errors() {
 #[test]
 fn users() {
     both("users", &[], 9);
+}
+
+#[test]
+fn rights() {
+    both("rights", &[], 5);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn procfs() {
 
 #[test]
 fn seals() {
-    all_pass(env!("CARGO_BIN_EXE_seals"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_seals"), &[], 8);
 }
 
 #[test]
@@ -116,6 +116,15 @@ fn users() {
     // SAFETY: a plain call.
     if unsafe { libc::getuid() } == 0 {
         all_pass(env!("CARGO_BIN_EXE_users"), &[], 9);
+    }
+}
+
+/// As `users`.
+#[test]
+fn rights() {
+    // SAFETY: a plain call.
+    if unsafe { libc::getuid() } == 0 {
+        all_pass(env!("CARGO_BIN_EXE_rights"), &[], 5);
     }
 }
 

@@ -2,14 +2,15 @@
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
-use faultless_guest::mem::{PAGE, READ, Region, WRITE, errno};
+use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE, errno};
 use faultless_guest::sys::{self, Errno, call, checked, doing};
 use faultless_guest::{ensure, same};
-use libc::{EBUSY, EINVAL, EPERM, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE};
+use libc::{EBUSY, EINVAL, ENOMEM, EPERM, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 const FUTURE_WRITE: i32 = 0x10;
 const EXEC: i32 = 0x20;
@@ -170,7 +171,99 @@ fn invalid_and_initial_seals() -> Verdict {
     Ok(())
 }
 
+/// Calls `act` again and again, while another thread tries to add `F_SEAL_WRITE` to `file`. Returns
+/// the last error of `act`, -1 if a seal was added, or 0.
+fn beside_seals(file: &File, mut act: impl FnMut() -> sys::Result<()> + Send) -> i32 {
+    let (ended, wrong) = (AtomicBool::new(false), AtomicI32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..4_000 {
+                if let Err(Errno(error)) = act() {
+                    wrong.store(error, Ordering::Relaxed);
+                }
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        while !ended.load(Ordering::Relaxed) {
+            if seal(file, F_SEAL_WRITE) != EBUSY {
+                wrong.store(-1, Ordering::Relaxed);
+            }
+        }
+    });
+    wrong.into_inner()
+}
+
+/// A seal that is refused has no effect at any time.
+fn refused_seals_have_no_effect() -> Verdict {
+    let file = sealable(0)?;
+    let _mapped = doing("mmap", map(&file, WRITE, SHARED))?;
+    let error = beside_seals(&file, || map(&file, WRITE, SHARED).map(drop));
+    same!(error, 0, "the error of mmap beside refused seals");
+    same!(seals(&file), 0, "the seals");
+    Ok(())
+}
+
+/// A mapping that moves, or that `remap_file_pages` replaces, prevents the seal at any time.
+fn moving_mappings_exclude_the_seal() -> Verdict {
+    let file = sealable(0)?;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let reserved = doing("mmap", Region::map(64 * PAGE, NONE, private, -1, 0))?;
+    let places = [reserved.start(), reserved.start() + 60 * PAGE];
+    let fixed = (SHARED | libc::MAP_FIXED) as u64;
+    let fd = file.as_raw_fd() as u64;
+    // SAFETY: the reserved memory belongs to this check.
+    let make = |number, args: [u64; 6]| unsafe { call(number, args) }.map(drop);
+    let mapped = make(libc::SYS_mmap, [places[0], PAGE, WRITE as u64, fixed, fd, 0]);
+    doing("mmap", mapped)?;
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    let mut at = 0;
+    let error = beside_seals(&file, || {
+        let (from, to) = (places[at], places[1 - at]);
+        at = 1 - at;
+        make(libc::SYS_mremap, [from, PAGE, PAGE, flags, to, 0])
+    });
+    same!(error, 0, "the error of mremap beside refused seals");
+    let error =
+        beside_seals(&file, || make(libc::SYS_remap_file_pages, [places[at], PAGE, 0, 1, 0, 0]));
+    same!(error, 0, "the error of remap_file_pages beside refused seals");
+    same!(seals(&file), 0, "the seals");
+    Ok(())
+}
+
+/// `remap_file_pages` makes no mapping that may store to a sealed file.
+fn sealed_files_are_not_mapped_again() -> Verdict {
+    let ended = AtomicBool::new(false);
+    let place = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let at = place.load(Ordering::Relaxed);
+                // SAFETY: the address belongs to this check.
+                let _unless_gone = unsafe { call(libc::SYS_remap_file_pages, [at, PAGE, 0, 1, 0]) };
+            }
+        });
+        let checked = (0..500).try_for_each(|round| {
+            let file = sealable(0)?;
+            let mapped = doing("mmap", map(&file, WRITE, SHARED))?;
+            place.store(mapped.start(), Ordering::Relaxed);
+            doing("munmap", mapped.unmap(0, PAGE))?;
+            let sealed = seal(&file, F_SEAL_WRITE);
+            let again = errno(mapped.protect(0, PAGE, WRITE));
+            // On the bare kernel, the page may be mapped again. Then the seal is refused.
+            let is_mapped = sealed == EBUSY && again == 0;
+            let what = format!("F_SEAL_WRITE and mprotect in round {round}");
+            ensure!(is_mapped || [sealed, again] == [0, ENOMEM], "{what}: {sealed}, {again}");
+            Ok(())
+        });
+        ended.store(true, Ordering::Relaxed);
+        checked
+    })
+}
+
 const CHECKS: &[Check] = &[
+    ("refused_seals_have_no_effect", refused_seals_have_no_effect),
+    ("moving_mappings_exclude_the_seal", moving_mappings_exclude_the_seal),
+    ("sealed_files_are_not_mapped_again", sealed_files_are_not_mapped_again),
     ("writable_mappings_exclude_the_seal", writable_mappings_exclude_the_seal),
     ("sealed_files_cannot_be_changed", sealed_files_cannot_be_changed),
     ("future_writes", future_writes),

@@ -591,7 +591,19 @@ fn pending_signals() -> Verdict {
         // SAFETY: a plain call.
         errno(checked(unsafe { libc::sigqueue(pid, real_time, value) }))
     };
-    let full = (0..=MOST).find(|_| queue() != 0);
+    let pending = || {
+        let status = io(fs::read_to_string("/proc/self/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("SigQ:\t"));
+        let numbers = line.and_then(|line| line.split_once('/')).ok_or("no SigQ")?;
+        Ok::<_, String>((numbers.0.parse::<u64>().unwrap_or(0), numbers.1.to_owned()))
+    };
+    let before = pending()?;
+    same!(before.1, MOST.to_string(), "the limit in SigQ");
+    same!(queue(), 0, "sigqueue");
+    let after = pending()?;
+    // Signals of other processes of this user may come or go.
+    ensure!(after.0 > 0 && after.0 <= before.0 + 3, "SigQ of {after:?} after {before:?}");
+    let full = (1..=MOST).find(|_| queue() != 0);
     // Signals of other processes of this user may be pending.
     ensure!(full.is_some_and(|full| full > MOST / 2), "a signal is refused after {full:?}");
     same!(queue(), EAGAIN, "sigqueue beyond the limit");

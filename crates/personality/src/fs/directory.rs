@@ -7,6 +7,7 @@
 use super::inode::{Body, Inode, Name};
 use super::path::NAME_MAX;
 use crate::errno::{Errno, Result};
+use crate::task::ids::WRITE;
 use faultless_bare::heap::try_push;
 use faultless_bare::sync::Mutex;
 use faultless_collections::{Arc, Map, Slot, Vec};
@@ -223,7 +224,8 @@ pub enum Move {
     Exchange,
 }
 
-/// Moves a name.
+/// Moves a name, if `permit` permits to move the inode, and to replace the inode that has the new
+/// name.
 ///
 /// # Errors
 /// As `rename`.
@@ -231,6 +233,7 @@ pub fn rename(
     (from, old): (&Arc<Inode>, &[u8]),
     (to, new): (&Arc<Inode>, &[u8]),
     how: Move,
+    permit: impl FnOnce(&Inode, Option<&Inode>) -> Result<()>,
 ) -> Result<()> {
     let (source, target) = (entries(from)?, entries(to)?);
     check_name(new)?;
@@ -262,6 +265,23 @@ pub fn rename(
         if inode.is_directory() && is_inside(to, &inode) {
             return Err(Errno::EINVAL);
         }
+        permit(&inode, other.as_deref())?;
+        if let Some(other) = other.as_ref().filter(|_| how == Move::Replace) {
+            match (inode.is_directory(), other.is_directory()) {
+                (true, false) => return Err(Errno::ENOTDIR),
+                (false, true) => return Err(Errno::EISDIR),
+                _ => {}
+            }
+        }
+        // The `..` of a directory that gets another parent changes.
+        if !Arc::ptr_eq(from, to) {
+            let exchanged = other.as_ref().filter(|_| how == Move::Exchange);
+            for moved in [Some(&inode), exchanged].into_iter().flatten() {
+                if moved.is_directory() {
+                    moved.permit(WRITE)?;
+                }
+            }
+        }
         if how == Move::Exchange {
             // Checked to exist.
             let other = other.as_ref().ok_or(Errno::ENOENT)?;
@@ -272,9 +292,7 @@ pub fn rename(
         } else {
             match other.as_ref().map(|other| (&other.body, other.is_directory())) {
                 Some((Body::Directory(inner), _)) if inode.is_directory() => inner.close()?,
-                Some((_, true)) if inode.is_directory() => return Err(Errno::EBUSY),
-                Some((_, true)) => return Err(Errno::EISDIR),
-                Some((_, false)) if inode.is_directory() => return Err(Errno::ENOTDIR),
+                Some((_, true)) => return Err(Errno::EBUSY),
                 _ => {}
             }
             // The new name exists at any time.

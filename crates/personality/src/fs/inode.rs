@@ -215,21 +215,18 @@ impl Inode {
     /// the set-user-ID bit and the set-group-ID bit of a file.
     pub fn touch(&self) {
         if self.regular().is_some() && self.meta().mode & SET_IDS != 0 && !ids::is_root() {
-            self.clear_set_ids();
+            let lost = self.lost_set_ids();
+            self.change(|meta| meta.mode &= !lost);
         }
         self.change(|meta| meta.modified = wall::now());
     }
 
-    /// Clears the set-user-ID bit, and the set-group-ID bit if the group may execute the file or is
-    /// not one of the running process.
-    pub fn clear_set_ids(&self) {
-        let own_group = ids::in_group(self.meta().gid);
-        self.change(|meta| {
-            meta.mode &= !linux::S_ISUID;
-            if meta.mode & linux::S_IXGRP != 0 || !own_group {
-                meta.mode &= !linux::S_ISGID;
-            }
-        });
+    /// Returns the bits of the mode that a change by the running process clears: the set-user-ID
+    /// bit, and the set-group-ID bit if the group may execute the file or is not one of the process.
+    pub fn lost_set_ids(&self) -> u32 {
+        let meta = self.meta();
+        let loses_group = meta.mode & linux::S_IXGRP != 0 || !ids::in_group(meta.gid);
+        meta.mode & (linux::S_ISUID | if loses_group { linux::S_ISGID } else { 0 })
     }
 
     /// Gives a new inode the group of its `directory`, if the directory has the set-group-ID bit. A

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::file::{File, Kind};
 use super::inode::Body;
-use super::regular::{AboutToMap, Held, NO_STORES, Regular};
+use super::regular::{AboutToMap, Held, Regular};
 use crate::errno::{Errno, Result};
 use faultless::{Backing, MapFlags, Object, Prot, Shared};
 use faultless_bare::percpu;
@@ -43,8 +43,8 @@ pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping
                 Err(errno) if prot.contains(Prot::WRITE) => return Err(errno),
                 about => about.ok(),
             };
-            let sealed = regular.seals() & NO_STORES != 0;
-            let may_write = if shared { about.is_some() } else { file.writes() && !sealed };
+            let may_write =
+                if shared { about.is_some() } else { file.writes() && !regular.forbids_stores() };
             let object: Shared<Object> = regular.map().clone();
             Ok(Mapping { object: Held::new(object), may_write, _about: about })
         }

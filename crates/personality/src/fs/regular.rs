@@ -260,6 +260,15 @@ impl Regular {
         self.seals.load(Ordering::Relaxed)
     }
 
+    /// Returns whether seals forbid stores. Waits for a call that is adding such a seal, because the
+    /// call may remove the seal again.
+    pub fn forbids_stores(&self) -> bool {
+        self.seals.load(Ordering::SeqCst) & NO_STORES != 0 && {
+            let _change = self.change.lock();
+            self.seals() & NO_STORES != 0
+        }
+    }
+
     /// Allows sealing.
     pub fn allow_seals(&self) {
         self.seals.store(0, Ordering::Relaxed);
@@ -302,7 +311,7 @@ impl Regular {
         let regular = inode.regular().ok_or(Errno::ENODEV)?;
         regular.mapping.fetch_add(1, Ordering::SeqCst);
         let about = AboutToMap(inode.clone());
-        if regular.seals.load(Ordering::SeqCst) & NO_STORES != 0 {
+        if regular.forbids_stores() {
             return Err(Errno::EPERM);
         }
         Ok(about)

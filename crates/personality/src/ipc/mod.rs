@@ -10,6 +10,8 @@ pub mod sem;
 pub mod shm;
 
 use crate::errno::{Errno, Result};
+use crate::task::current;
+use crate::task::ids::{own_object, permit_object};
 use crate::wall;
 use faultless_bare::heap::try_push;
 use faultless_collections::Vec;
@@ -37,10 +39,23 @@ pub struct Common {
     pub uid: u32,
     /// The owning group.
     pub gid: u32,
+    /// The user and the group that made it.
+    pub creator: [u32; 2],
     /// Permissions, and flags of the kind.
     pub mode: u32,
     /// The time of the creation, or of the last change of owner and permissions.
     pub changed: u64,
+}
+
+impl Common {
+    const fn owners(&self) -> [[u32; 2]; 2] {
+        [[self.uid, self.gid], self.creator]
+    }
+
+    /// Checks that the caller has the permissions `wanted`.
+    fn permit(&self, wanted: u32) -> Result<()> {
+        permit_object(self.owners(), self.mode, wanted)
+    }
 }
 
 #[derive(Debug)]
@@ -70,7 +85,8 @@ impl<T> Ids<T> {
     ///
     /// # Errors
     /// `ENOENT`: the object does not exist. `EEXIST`: it exists, against `flags`. `ENOSPC`: too
-    /// many objects. `ENOMEM`. The errors of `suits` and `make`.
+    /// many objects. `ENOMEM`. `EACCES`: the existing object refuses the permissions in `flags` to
+    /// the caller. The errors of `suits` and `make`.
     pub fn get(
         &mut self,
         key: i32,
@@ -79,11 +95,13 @@ impl<T> Ids<T> {
         make: impl FnOnce(i32) -> Result<T>,
     ) -> Result<i32> {
         let found = self.all().find(|(_, common, _)| key != PRIVATE && common.key == key);
-        if let Some((id, _, object)) = found {
+        if let Some((id, common, object)) = found {
             if flags & CREATE != 0 && flags & EXCLUSIVE != 0 {
                 return Err(Errno::EEXIST);
             }
-            return suits(object).map(|()| id);
+            suits(object)?;
+            // A class of permissions that the caller names is wanted, whichever class it is in.
+            return common.permit((flags >> 6 | flags >> 3 | flags) & 7).map(|()| id);
         }
         if key != PRIVATE && flags & CREATE == 0 {
             return Err(Errno::ENOENT);
@@ -100,7 +118,10 @@ impl<T> Ids<T> {
             }
         };
         let id = i32::from(self.given) << PLACE_BITS | place as i32;
-        let common = Common { key, uid: 0, gid: 0, mode: flags & 0o777, changed: seconds() };
+        let ids = &current().process.ids;
+        let [uid, gid] = [ids.user().effective, ids.group().effective];
+        let (creator, mode, changed) = ([uid, gid], flags & 0o777, seconds());
+        let common = Common { key, uid, gid, creator, mode, changed };
         self.places[place] = Some(Entry { id, common, object: make(id)? });
         self.given = (self.given + 1) & i16::MAX as u16;
         Ok(id)
@@ -116,6 +137,26 @@ impl<T> Ids<T> {
             Some(Some(entry)) if entry.id == id => Ok((&mut entry.common, &mut entry.object)),
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Finds an object like [`find`](Self::find), for a caller that needs the permissions `wanted`.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EACCES`.
+    pub fn find_for(&mut self, id: i32, wanted: u32) -> Result<(&mut Common, &mut T)> {
+        let (common, object) = self.find(id)?;
+        common.permit(wanted)?;
+        Ok((common, object))
+    }
+
+    /// Finds an object like [`find`](Self::find), for a caller that changes or removes the object.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EPERM`.
+    pub fn find_own(&mut self, id: i32) -> Result<(&mut Common, &mut T)> {
+        let (common, object) = self.find(id)?;
+        own_object(common.owners())?;
+        Ok((common, object))
     }
 
     /// Returns the identifier of the object at an index.
@@ -161,12 +202,12 @@ impl<T> Ids<T> {
     /// Sets owner and permissions.
     ///
     /// # Errors
-    /// `EINVAL`: an unknown identifier.
+    /// `EINVAL`: an unknown identifier, or an invalid owner. `EPERM`.
     pub fn set(&mut self, id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
+        let (common, _) = self.find_own(id)?;
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::EINVAL);
         }
-        let (common, _) = self.find(id)?;
         let mode = common.mode & !0o777 | mode & 0o777;
         *common = Common { uid, gid, mode, changed: seconds(), ..*common };
         Ok(())

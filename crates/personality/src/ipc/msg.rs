@@ -196,20 +196,24 @@ impl Queue {
     }
 }
 
-/// Returns the queue with identifier `id`.
+/// Returns the queue with identifier `id`, for a caller that needs the permissions `wanted`.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
-pub fn find(id: i32) -> Result<Arc<Queue>> {
-    QUEUES.lock().find(id).map(|(_, queue)| queue.clone())
+/// `EINVAL`: an unknown identifier. `EACCES`.
+pub fn find(id: i32, wanted: u32) -> Result<Arc<Queue>> {
+    QUEUES.lock().find_for(id, wanted).map(|(_, queue)| queue.clone())
 }
 
 /// Removes a queue, and wakes its waiters.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
+/// `EINVAL`: an unknown identifier. `EPERM`.
 pub fn remove(id: i32) -> Result<()> {
-    let queue = QUEUES.lock().remove(id)?;
+    let queue = {
+        let mut queues = QUEUES.lock();
+        queues.find_own(id)?;
+        queues.remove(id)?
+    };
     queue.state.lock().gone = true;
     queue.changed.wake_all();
     Ok(())

@@ -242,20 +242,24 @@ impl State {
     }
 }
 
-/// Returns the set with identifier `id`.
+/// Returns the set with identifier `id`, for a caller that needs the permissions `wanted`.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
-pub fn find(id: i32) -> Result<Arc<Set>> {
-    SETS.lock().find(id).map(|(_, set)| set.clone())
+/// `EINVAL`: an unknown identifier. `EACCES`.
+pub fn find(id: i32, wanted: u32) -> Result<Arc<Set>> {
+    SETS.lock().find_for(id, wanted).map(|(_, set)| set.clone())
 }
 
 /// Removes a set.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
+/// `EINVAL`: an unknown identifier. `EPERM`.
 pub fn remove(id: i32) -> Result<()> {
-    let set = SETS.lock().remove(id)?;
+    let set = {
+        let mut sets = SETS.lock();
+        sets.find_own(id)?;
+        sets.remove(id)?
+    };
     set.end();
     Ok(())
 }

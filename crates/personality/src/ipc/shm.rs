@@ -162,14 +162,15 @@ pub fn at(place: i32) -> Result<i32> {
     SEGMENTS.lock().at(place)
 }
 
-/// Returns the object of a segment, for an attachment, and its length in bytes.
+/// Returns the object of a segment, for an attachment with the permissions `wanted`, and its length
+/// in bytes.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
-pub fn object(id: i32) -> Result<(Held, u64)> {
+/// `EINVAL`: an unknown identifier. `EACCES`.
+pub fn object(id: i32, wanted: u32) -> Result<(Held, u64)> {
     let (tag, bytes) = {
         let mut all = SEGMENTS.lock();
-        let (_, segment) = all.find(id)?;
+        let (_, segment) = all.find_for(id, wanted)?;
         if let Some(object) = &segment.object {
             return Ok((Held::new(Shared::clone(object)), segment.bytes));
         }
@@ -226,12 +227,13 @@ pub fn parts(space: &Space<Bare>, addr: u64) -> Result<(i32, Vec<VirtRange>)> {
     Ok((id, parts))
 }
 
-/// Calls `look` with a segment and its number of attachments.
+/// Calls `look` with a segment, for a caller that wants these permissions, and its number of
+/// attachments.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier. `ENOMEM`.
-pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Result<R> {
-    let tag = SEGMENTS.lock().find(id)?.1.tag;
+/// `EINVAL`: an unknown identifier. `EACCES`. `ENOMEM`.
+pub fn look<R>(id: i32, wanted: u32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Result<R> {
+    let tag = SEGMENTS.lock().find_for(id, wanted)?.1.tag;
     let [attachments] = count(&[tag])?[..] else { return Err(Errno::EINVAL) };
     let mut all = SEGMENTS.lock();
     let (common, segment) = all.find(id)?;
@@ -245,7 +247,7 @@ pub fn look<R>(id: i32, look: impl FnOnce(&Common, &Segment, u64) -> R) -> Resul
 /// Sets owner and permissions.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
+/// The errors of [`Ids::set`].
 pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
     SEGMENTS.lock().set(id, uid, gid, mode)
 }
@@ -253,10 +255,10 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<()> {
 /// Locks or unlocks the segment in memory.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
+/// `EINVAL`: an unknown identifier. `EPERM`.
 pub fn lock(id: i32, locked: bool) -> Result<()> {
     let mut all = SEGMENTS.lock();
-    let (common, _) = all.find(id)?;
+    let (common, _) = all.find_own(id)?;
     common.mode = if locked { common.mode | LOCKED } else { common.mode & !LOCKED };
     Ok(())
 }
@@ -264,19 +266,19 @@ pub fn lock(id: i32, locked: bool) -> Result<()> {
 /// Marks a segment for removal; removes it at once if it is not attached.
 ///
 /// # Errors
-/// `EINVAL`: an unknown identifier.
+/// `EINVAL`: an unknown identifier. `EPERM`.
 pub fn remove(id: i32) -> Result<()> {
     // Not freed under the lock, because the segment may be large.
     let object = {
         let mut all = SEGMENTS.lock();
-        let (common, segment) = all.find(id)?;
+        let (common, segment) = all.find_own(id)?;
         common.key = PRIVATE;
         common.mode |= GOING;
         segment.object.take()
     };
     drop(object);
     // Without memory for the count, the segment is removed later.
-    let _ = look(id, |_, _, _| ());
+    let _ = look(id, 0, |_, _, _| ());
     Ok(())
 }
 

@@ -40,7 +40,8 @@ pub use info::{Info, TOLD};
 pub use mask::{block, set_action, wait_for, with_blocked};
 pub use pending::{killed, pending, take_waiting};
 pub use send::{
-    child_ended, fault, queue_process, queue_thread, send_process, send_thread, sent, thread_ends,
+    child_ended, fault, queue_process, queue_thread, queued, send_process, send_thread, sent,
+    thread_ends,
 };
 pub use set::{AlternateStack, Set, UNBLOCKABLE, bit, number};
 pub use state::{ProcessSignals, ThreadSignals};

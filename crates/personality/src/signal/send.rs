@@ -83,6 +83,17 @@ fn announce() {
     }
 }
 
+/// How many signals wait with their information for `process` and its `threads`.
+fn count<'a>(process: &Process, threads: impl Iterator<Item = &'a Arc<Thread>>) -> u64 {
+    let of_threads = threads.map(|thread| thread.signals.queue.count());
+    process.signals.queue.count() + of_threads.sum::<u64>()
+}
+
+/// How many signals of a process wait with their information.
+pub fn queued(process: &Process) -> u64 {
+    count(process, process.threads.lock().iter())
+}
+
 fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<()> {
     let signal = info.signal();
     let threads = process.threads.lock();
@@ -98,9 +109,7 @@ fn queue(process: &Process, thread: Option<&Arc<Thread>>, info: Info) -> Result<
     // and from `kill`. The limit counts the signals of the process; Linux counts the signals of all
     // processes of a user.
     let room = signal < linux::SIGRTMIN && info.code() >= 0 || {
-        let of_threads = threads.iter().map(|thread| thread.signals.queue.count());
-        let waiting = process.signals.queue.count() + of_threads.sum::<u64>();
-        waiting < process.limits.signals.load(Ordering::Relaxed)
+        count(process, threads.iter()) < process.limits.signals.load(Ordering::Relaxed)
     };
     match thread {
         Some(thread) => {

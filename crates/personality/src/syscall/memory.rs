@@ -337,7 +337,11 @@ pub fn mremap(args: Args<'_>) -> Result {
         room()?;
     }
     note_peaks(old);
-    let remap = || of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()));
+    let remap = || {
+        // Otherwise, a mapping that moves could be missed, and its file be sealed.
+        let _stores = memory::keep_stores();
+        of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))
+    };
     let start = lack::with_memory(|| Ok(remap()?))?;
     let mut lock = MemoryLock::No;
     if new > old {
@@ -638,6 +642,8 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
     let pages_end = first.checked_add(len >> PAGE_SHIFT);
     let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
+    // Otherwise, the mapping could end, and the file be sealed, before the new mapping exists.
+    let stores = memory::keep_stores();
     // The whole range must map one object, with one protection, without holes.
     let mut whole: Option<Area> = None;
     let mut reached = start;
@@ -667,6 +673,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let backing = Backing { object: &object, first, may_write };
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
+    drop(stores);
     // As on Linux, locked pages stay locked, and the rest of the call cannot fail.
     if lock != MemoryLock::No {
         let _ = space().mlock(percpu::cpu(), start, len, lock);

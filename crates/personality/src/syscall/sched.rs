@@ -120,10 +120,11 @@ fn set_schedule(thread: &Thread, new: Schedule, priority: i32) -> Result {
         _ => return Err(Errno::EINVAL),
     }
     let old = *thread.schedule.lock();
-    // As on Linux, only root may leave `SCHED_IDLE`, or clear the flag.
+    // As on Linux, leaving `SCHED_IDLE` requires the same permission as a smaller nice value.
     let leaves = old.policy == nr::SCHED_IDLE && new.policy != nr::SCHED_IDLE;
     let clears = old.resets && !new.resets;
-    if !may_schedule(&thread.process) || new.nice < old.nice || leaves || clears {
+    let refused = (new.nice < old.nice || leaves) && !may_have(thread, new.nice);
+    if !may_schedule(&thread.process) || refused || clears {
         privileged()?;
     }
     *thread.schedule.lock() = new;
@@ -237,6 +238,11 @@ pub fn ioprio_set(args: Args<'_>) -> Result {
     ioprio_get(args).map(|_| 0)
 }
 
+/// Whether `RLIMIT_NICE` lets `thread` have a nice value without privileges.
+fn may_have(thread: &Thread, nice: i32) -> bool {
+    (20 - nice) as u64 <= thread.process.limits.soft(nr::RLIMIT_NICE)
+}
+
 /// The range of nice values.
 const LEAST: i32 = -20;
 /// See [`LEAST`].
@@ -288,7 +294,7 @@ pub fn setpriority(args: Args<'_>) -> Result {
             return Err(Errno::EPERM);
         }
         let mut schedule = thread.schedule.lock();
-        if nice < schedule.nice && privileged().is_err() {
+        if nice < schedule.nice && !may_have(thread, nice) && privileged().is_err() {
             return Err(Errno::EACCES);
         }
         schedule.nice = nice;

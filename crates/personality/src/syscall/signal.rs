@@ -197,10 +197,9 @@ pub fn kill(args: Args<'_>) -> Result {
     }
     match (found, permitted) {
         (false, _) => Err(Errno::ESRCH),
-        // As on Linux.
-        (true, false) if pid == -1 => signal.map(|_| 0),
-        (true, false) => signal.and(Err(Errno::EPERM)),
-        (true, true) => signal.map(|_| 0),
+        // As on Linux, a signal to all processes need not reach any process.
+        (true, false) if pid != -1 => signal.and(Err(Errno::EPERM)),
+        (true, _) => signal.map(|_| 0),
     }
 }
 

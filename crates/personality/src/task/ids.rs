@@ -286,6 +286,36 @@ pub fn in_group(group: u32) -> bool {
     ids.group().file == group || ids.groups.lock().contains(&group)
 }
 
+/// Checks that a System V object with the permissions `mode` permits `wanted` to the running
+/// process. The object has two owners, a user and a group each: the present owner and the creator.
+///
+/// # Errors
+/// `EACCES`.
+pub fn permit_object(owners: [[u32; 2]; 2], mode: u32, wanted: u32) -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    let user = current().process.ids.user().effective;
+    let shift = if owners.iter().any(|owner| owner[0] == user) {
+        6
+    } else if owners.iter().any(|owner| in_group(owner[1])) {
+        3
+    } else {
+        0
+    };
+    if mode >> shift & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
+}
+
+/// Checks that the running process may change or remove a System V object with these owners.
+///
+/// # Errors
+/// `EPERM`.
+pub fn own_object(owners: [[u32; 2]; 2]) -> Result<()> {
+    let user = current().process.ids.user().effective;
+    let owns = is_root() || owners.iter().any(|owner| owner[0] == user);
+    if owns { Ok(()) } else { Err(Errno::EPERM) }
+}
+
 /// Checks that the running process is privileged.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use faultless::Object;
-use faultless::locks::RwLock;
+use faultless::locks::{ReadGuard, RwLock};
 use faultless::{PrivateCopies, Space, VirtRange, VmaFlags};
 use faultless::{Shared, try_box_with};
 use faultless_bare::machine::Bare;
@@ -24,8 +24,9 @@ use faultless_collections::{Arc, Map, Slot, String, Weak};
 
 /// All memories, by the number of their space.
 static ALL: Mutex<Map<u64, Weak<Memory>>> = Mutex::new(Map::new());
-/// Held shared to copy a memory and list the copy; held exclusively, inside the lock of a file, to
-/// remove pages of this file from all memories. Taken before the locks of the subsystem, and the
+/// Held shared to copy a memory and list the copy, and to make a mapping from another mapping. Held
+/// exclusively, inside the lock of a file, to remove pages of this file from all memories, and to
+/// look for mappings that may store to the file. Taken before the locks of the subsystem, and the
 /// lock of the list.
 static COPYING: RwLock = RwLock::new();
 
@@ -66,7 +67,14 @@ pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: PrivateCopies)
     });
 }
 
-/// Returns whether a mapping may store to `object`. No copy of a memory is made during the call.
+/// Prevents [`may_store_to`] while the result exists: for a call that makes a new mapping of an
+/// object from another mapping.
+pub fn keep_stores() -> ReadGuard<'static> {
+    COPYING.read(percpu::cpu())
+}
+
+/// Returns whether a mapping may store to `object`. No copy of a memory or of a mapping is made
+/// during the call.
 pub fn may_store_to(object: &Shared<Object>) -> bool {
     let _alone = COPYING.write(percpu::cpu());
     let mut found = false;

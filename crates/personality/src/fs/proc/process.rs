@@ -6,6 +6,7 @@ use super::super::set::{list, mask};
 use super::{ProcessText, Subject, Text, field, oom, smaps};
 use crate::errno::{Errno, Result};
 use crate::ipc::shm::segment_of_tag;
+use crate::signal;
 use crate::task::current;
 use crate::task::ids::Set;
 use crate::task::memory::Memory;
@@ -191,7 +192,8 @@ fn status(of: &Subject, text: &mut Text) -> Result<()> {
     field(text, "CoreDumping", 0);
     field(text, "THP_enabled", 0);
     field(text, "Threads", process.threads.lock().len());
-    field(text, "SigQ", "0/4096");
+    let most = process.limits.signals.load(Relaxed);
+    field(text, "SigQ", format_args!("{}/{most}", signal::queued(process)));
     for name in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
         field(text, name, format_args!("{:016x}", signals(of, name)));
     }

@@ -247,12 +247,14 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
     /// Does not change the id.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
-    if (uid, gid) == (SAME, SAME) {
+    let meta = inode.meta();
+    let set_ids = if inode.is_directory() { 0 } else { inode.lost_set_ids() };
+    if (uid, gid) == (SAME, SAME) && set_ids == 0 {
         return Ok(0);
     }
     if privileged().is_err() {
         // As on Linux, an owner may only change the group, to one of the owner's groups.
-        let (meta, own) = (inode.meta(), &current().process.ids);
+        let own = &current().process.ids;
         ids::own(meta.uid)?;
         let is_own =
             [SAME, meta.gid, own.group().file].contains(&gid) || own.groups()?.contains(&gid);
@@ -263,10 +265,8 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
     inode.change(|meta| {
         meta.uid = if uid == SAME { meta.uid } else { uid };
         meta.gid = if gid == SAME { meta.gid } else { gid };
+        meta.mode &= !set_ids;
     });
-    if !inode.is_directory() {
-        inode.clear_set_ids();
-    }
     Ok(0)
 }
 
@@ -305,23 +305,19 @@ fn time([seconds, nanoseconds]: [i64; 2]) -> Result<Option<u64>> {
 }
 
 fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
-    let owner = ids::own(inode.meta().uid);
-    let are_all = |word: u32| {
-        times.is_some_and(|times| times.iter().all(|time| time[1] as u64 == u64::from(word)))
-    };
-    if are_all(nr::UTIME_OMIT) {
-        return Ok(0);
-    }
-    match times {
-        // The present time may be set by those who may write.
-        _ if owner.is_ok() => {}
-        Some(_) if !are_all(nr::UTIME_NOW) => owner?,
-        _ => inode.permit(WRITE)?,
-    }
+    let are_now =
+        |times: [[i64; 2]; 2]| times.iter().all(|time| time[1] as u64 == u64::from(nr::UTIME_NOW));
     let [accessed, modified] = match times {
         Some([accessed, modified]) => [time(accessed)?, time(modified)?],
         None => [Some(wall::now()); 2],
     };
+    let owner = ids::own(inode.meta().uid);
+    match times {
+        _ if owner.is_ok() => {}
+        Some(times) if !are_now(times) => owner?,
+        // A user who may write to the file may set the present time.
+        _ => inode.permit(WRITE)?,
+    }
     inode.change(|meta| {
         meta.accessed = accessed.unwrap_or(meta.accessed);
         meta.modified = modified.unwrap_or(meta.modified);
@@ -331,10 +327,15 @@ fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
 
 /// `utimensat(directory, path, times, flags)`.
 pub fn utimensat(args: Args<'_>) -> Result {
-    let times = match args.c() {
+    let times: Option<[[i64; 2]; 2]> = match args.c() {
         0 => None,
         addr => Some(user::read(addr)?),
     };
+    // As on Linux, the path is not read if both times stay.
+    let stays = |time: &[i64; 2]| time[1] as u64 == u64::from(nr::UTIME_OMIT);
+    if times.is_some_and(|times| times.iter().all(stays)) {
+        return Ok(0);
+    }
     // Without a path, the call applies to the descriptor.
     if args.b() == 0 && args.a() as i32 != AT_FDCWD {
         return set_times(&file(args.a())?.inode, times);

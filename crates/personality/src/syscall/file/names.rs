@@ -55,8 +55,17 @@ fn place(fd: u64, addr: u64) -> Result<Found> {
     Ok(found)
 }
 
-/// The name to change; `of_root` is the error for the root, which has none.
+/// The name to remove; `dot` is the error for `.` and `..`.
 fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
+    let found = named_by_any(fd, addr, dot)?;
+    if let Some(inode) = &found.inode {
+        may_remove(&found.directory, inode)?;
+    }
+    Ok(found)
+}
+
+/// [`named`], without a check of permissions.
+fn named_by_any(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
     let path = path(addr)?;
     let name = crate::fs::file_name(path.trim_suffix_slashes());
     let found = walk(&start(fd, &path)?, &path, Links::KeepLast)?;
@@ -64,12 +73,7 @@ fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
         (b"..", _) if dot == Errno::EINVAL => Err(Errno::ENOTEMPTY),
         (b"." | b"..", _) => Err(dot),
         (_, b"") => Err(Errno::EBUSY),
-        _ => {
-            if let Some(inode) = &found.inode {
-                may_remove(&found.directory, inode)?;
-            }
-            Ok(found)
-        }
+        _ => Ok(found),
     }
 }
 
@@ -257,16 +261,20 @@ fn rename_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
         nr::RENAME_EXCHANGE => Move::Exchange,
         _ => return Err(Errno::EINVAL),
     };
-    let from = named(old.0, old.1, Errno::EBUSY)?;
-    let to = named(new.0, new.1, Errno::EBUSY)?;
+    let from = named_by_any(old.0, old.1, Errno::EBUSY)?;
+    let to = named_by_any(new.0, new.1, Errno::EBUSY)?;
     let inode = from.inode.as_ref().ok_or(Errno::ENOENT)?;
-    if to.inode.is_none() {
-        to.directory.permit(WRITE | EXECUTE)?;
-    }
     if (from.slash || to.slash) && !inode.is_directory() {
         return Err(Errno::ENOTDIR);
     }
-    directory::rename((&from.directory, &from.name), (&to.directory, &to.name), how)?;
+    let permit = |inode: &Inode, other: Option<&Inode>| {
+        may_remove(&from.directory, inode)?;
+        match other {
+            Some(other) => may_remove(&to.directory, other),
+            None => to.directory.permit(WRITE | EXECUTE),
+        }
+    };
+    directory::rename((&from.directory, &from.name), (&to.directory, &to.name), how, permit)?;
     Ok(0)
 }
 

@@ -32,7 +32,7 @@ impl Permissions {
     fn of(id: i32, common: &Common) -> Self {
         Self {
             key: common.key,
-            owner: [common.uid, common.gid, 0, 0],
+            owner: [common.uid, common.gid, common.creator[0], common.creator[1]],
             mode: common.mode,
             sequence: (id >> 15) as u16,
             zeros: [0; 3],

@@ -4,6 +4,7 @@ use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::msg::{self, CAPACITY, LONGEST, MOST, Message, QUEUES, Queue, Wanted};
 use crate::syscall::args::{Entry, calls};
 use crate::task::current;
+use crate::task::ids::{READ, WRITE, privileged};
 use faultless_bare::arch::user;
 use faultless_collections::Vec;
 use linux_raw_sys::general as nr;
@@ -56,7 +57,7 @@ pub fn msgsnd(args: Args<'_>) -> Result {
     let mut text = Vec::try_filled(0, len as usize)?;
     user::read_bytes(&mut text, at.wrapping_add(8))?;
     let message = Message::try_new(kind, text)?;
-    msg::find(id)?.send(message, current().process.pid, flags & NO_WAIT != 0)?;
+    msg::find(id, WRITE)?.send(message, current().process.pid, flags & NO_WAIT != 0)?;
     Ok(0)
 }
 
@@ -80,7 +81,7 @@ pub fn msgrcv(args: Args<'_>) -> Result {
         _ => Wanted::Kind(kind),
     };
     let (cut, at_once) = (flags & CUT != 0, flags & NO_WAIT != 0);
-    let message = msg::find(id)?.receive(wanted, len, cut, current().process.pid, at_once)?;
+    let message = msg::find(id, READ)?.receive(wanted, len, cut, current().process.pid, at_once)?;
     let text = &message.text[..message.text.len().min(len as usize)];
     user::write(at, &message.kind)?;
     user::write_bytes(at.wrapping_add(8), text)?;
@@ -101,7 +102,10 @@ pub fn msgctl(args: Args<'_>) -> Result {
         SET => {
             let new: QueueState = user::read(buffer)?;
             let [uid, gid, ..] = new.permissions.owner;
-            let queue = msg::find(id)?;
+            let queue = QUEUES.lock().find_own(id)?.1.clone();
+            if new.capacity > CAPACITY {
+                privileged()?;
+            }
             QUEUES.lock().set(id, uid, gid, new.permissions.mode)?;
             queue.set_capacity(new.capacity);
         }
@@ -110,7 +114,8 @@ pub fn msgctl(args: Args<'_>) -> Result {
             let (id, state) = {
                 let mut all = QUEUES.lock();
                 let id = if of_place { all.at(id)? } else { id };
-                let (common, queue) = all.find(id)?;
+                let wanted = if command == STAT_AT_ANY { 0 } else { READ };
+                let (common, queue) = all.find_for(id, wanted)?;
                 let state = queue.look(|state| QueueState {
                     permissions: Permissions::of(id, common),
                     times: [state.times[0], state.times[1], common.changed],

@@ -5,6 +5,7 @@ use crate::abi;
 use crate::ipc::sem::{self, Change, LARGEST, MOST, MOST_CHANGES, SETS, Set, State};
 use crate::syscall::args::{Entry, calls};
 use crate::task::current;
+use crate::task::ids::{READ, WRITE};
 use crate::time;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
@@ -74,7 +75,13 @@ fn change(args: &Args<'_>, timeout: u64) -> Result {
         let change: Change = user::read(args.b().wrapping_add(at * size_of::<Change>() as u64))?;
         changes.try_push(change)?;
     }
-    sem::find(args.a() as i32)?.change(&changes, deadline, current().process.pid)?;
+    let id = args.a() as i32;
+    let last = changes.iter().map(|change| usize::from(change.at)).max().unwrap_or(0);
+    if last >= sem::find(id, 0)?.look(|state| state.all.len()) {
+        return Err(Errno::EFBIG);
+    }
+    let wanted = if changes.iter().any(|change| change.by != 0) { WRITE } else { READ };
+    sem::find(id, wanted)?.change(&changes, deadline, current().process.pid)?;
     Ok(0)
 }
 
@@ -108,7 +115,8 @@ pub fn semctl(args: Args<'_>) -> Result {
             let state = {
                 let mut all = SETS.lock();
                 let id = if of_place { all.at(id)? } else { id };
-                let (common, set) = all.find(id)?;
+                let wanted = if command == STAT_AT_ANY { 0 } else { READ };
+                let (common, set) = all.find_for(id, wanted)?;
                 let (used, count) = set.look(|state| (state.used, state.all.len() as u64));
                 let permissions = Permissions::of(id, common);
                 let changed = [common.changed, 0];
@@ -142,11 +150,11 @@ pub fn semctl(args: Args<'_>) -> Result {
                 values.try_reserve(2 * state.all.len())?;
                 Ok(values.try_extend(state.all.iter().flat_map(|one| one.value.to_le_bytes()))?)
             };
-            sem::find(id)?.look(copy)?;
+            sem::find(id, READ)?.look(copy)?;
             user::write_bytes(argument, &values)?;
         }
         SET_ALL => {
-            let set = sem::find(id)?;
+            let set = sem::find(id, WRITE)?;
             let count = set.look(|state| state.all.len());
             let mut bytes = Vec::try_filled(0, 2 * count)?;
             user::read_bytes(&mut bytes, argument)?;
@@ -158,11 +166,17 @@ pub fn semctl(args: Args<'_>) -> Result {
         }
         SET_VALUE => {
             let value = u16::try_from(argument as i32).map_err(|_| Errno::ERANGE)?;
-            sem::find(id)?.set(at, &[value], pid)?;
+            if i32::from(value) > LARGEST {
+                return Err(Errno::ERANGE);
+            }
+            if at >= sem::find(id, 0)?.look(|state| state.all.len()) {
+                return Err(Errno::EINVAL);
+            }
+            sem::find(id, WRITE)?.set(at, &[value], pid)?;
             touch(id);
         }
         GET_PID | GET_VALUE | GET_WAITING | GET_WAITING_FOR_ZERO => {
-            let semaphore = sem::find(id)?.look(|state| state.all.get(at).copied());
+            let semaphore = sem::find(id, READ)?.look(|state| state.all.get(at).copied());
             let semaphore = semaphore.ok_or(Errno::EINVAL)?;
             return Ok(match command {
                 GET_PID => semaphore.last_user,

@@ -5,6 +5,7 @@ use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::shm;
 use crate::syscall::args::{Entry, calls};
 use crate::task::current;
+use crate::task::ids::{EXECUTE, READ, WRITE};
 use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
@@ -59,7 +60,10 @@ pub fn shmat(args: Args<'_>) -> Result {
     if addr & (PAGE_SIZE - 1) != 0 || replaces && addr == 0 {
         return Err(Errno::EINVAL);
     }
-    let (object, bytes) = shm::object(id)?;
+    let mut wanted = READ;
+    wanted |= if how & READ_ONLY == 0 { WRITE } else { 0 };
+    wanted |= if how & EXECUTABLE == 0 { 0 } else { EXECUTE };
+    let (object, bytes) = shm::object(id, wanted)?;
     let end = addr.checked_add(bytes).filter(|&end| replaces && end <= faultless::USER_END);
     let replaced = end.map(|end| faultless::VirtRange::new(addr, end));
     room_for(Added { bytes, replaced, ..Added::default() })?;
@@ -115,7 +119,8 @@ pub fn shmctl(args: Args<'_>) -> Result {
         STAT | STAT_AT | STAT_AT_ANY => {
             let of_place = command != STAT;
             let id = if of_place { shm::at(id)? } else { id };
-            let state = shm::look(id, |common, segment, attachments| SegmentState {
+            let wanted = if command == STAT_AT_ANY { 0 } else { READ };
+            let state = shm::look(id, wanted, |common, segment, attachments| SegmentState {
                 permissions: Permissions::of(id, common),
                 bytes: segment.bytes,
                 attached: segment.attached,
