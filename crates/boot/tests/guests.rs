@@ -69,12 +69,12 @@ fn seals() {
 
 #[test]
 fn limits_of_memory() {
-    both("rlimits", &[], 5);
+    both("rlimits", &[], 8);
 }
 
 #[test]
 fn errors() {
-    both("errors", &[], 11);
+    both("errors", &[], 12);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn rights() {
 
 #[test]
 fn procfs() {
-    both("procfs", &[], 13);
+    both("procfs", &[], 16);
 }
 
 #[test]

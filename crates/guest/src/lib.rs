@@ -21,8 +21,8 @@
 //! | `orphans` | processes whose parent has ended |
 //! | `files`, `streams`, `procfs` | the behaviour of files, of descriptors, of `/proc` |
 //! | `limits` | limits of depth and length |
-//! | `seals`, `rlimits`, `errors` | seals of memory files, limits of a process's memory, errors of unusual arguments |
-//! | `users` | user and group ids, permissions, scheduling policies, calls reserved for root |
+//! | `seals`, `rlimits`, `errors` | seals of memory files, limits of a process, errors of unusual arguments |
+//! | `users`, `rights` | user and group ids, permissions, scheduling policies, calls reserved for root |
 //! | `memory`, `shm` | locking, rearranging and sharing memory, and access to the memory of other processes |
 //! | `sysv` | semaphores and message queues |
 //! | `collapse` | the background collapse of text to huge pages (not on Debian's Linux, which has no huge pages for files) |

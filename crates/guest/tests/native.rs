@@ -92,7 +92,7 @@ fn clocks() {
 
 #[test]
 fn procfs() {
-    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 7);
+    all_pass(env!("CARGO_BIN_EXE_procfs"), &[], 8);
 }
 
 #[test]
@@ -102,12 +102,12 @@ fn seals() {
 
 #[test]
 fn rlimits() {
-    all_pass(env!("CARGO_BIN_EXE_rlimits"), &[], 5);
+    all_pass(env!("CARGO_BIN_EXE_rlimits"), &[], 8);
 }
 
 #[test]
 fn errors() {
-    all_pass(env!("CARGO_BIN_EXE_errors"), &[], 11);
+    all_pass(env!("CARGO_BIN_EXE_errors"), &[], 12);
 }
 
 /// Only root can have processes of other users.

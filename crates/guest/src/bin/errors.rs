@@ -104,6 +104,35 @@ fn pointers() -> Verdict {
         same!(zero(number, NULL_PAGE), Ok(0), "{name} of no bytes at an unmapped address");
         same!(make(number, [999, KERNEL, 0]), fails(EBADF), "{name} of a closed file");
     }
+    let one = |number, at: u64, len: u64| {
+        let piece = [at, len];
+        make(number, [fd(&file), piece.as_ptr() as u64, 1])
+    };
+    for (name, number) in [("readv", libc::SYS_readv), ("writev", libc::SYS_writev)] {
+        same!(one(number, KERNEL, 0), fails(EFAULT), "{name} of no bytes at a kernel address");
+        same!(one(number, KERNEL, 9), fails(EFAULT), "{name} at a kernel address");
+        same!(one(number, NULL_PAGE, 0), Ok(0), "{name} of no bytes at an unmapped address");
+        let pieces = [(&raw const file) as u64, 4, KERNEL, 9];
+        let both = make(number, [fd(&file), pieces.as_ptr() as u64, 2]);
+        same!(both, fails(EFAULT), "{name} of which the second piece is at a kernel address");
+        same!(make(number, [999, NULL_PAGE, 1]), fails(EBADF), "{name} of a closed file");
+        let long = [NULL_PAGE, i64::MAX as u64, NULL_PAGE, 0];
+        let both = make(number, [fd(&file), long.as_ptr() as u64, 2]);
+        same!(both, fails(EFAULT), "{name} of a piece beyond user space");
+    }
+    same!(one(libc::SYS_readv, NULL_PAGE, 9), Ok(0), "readv at the end");
+    same!(one(libc::SYS_readv, NULL_PAGE, i64::MAX as u64), Ok(0), "a long readv at the end");
+    same!(one(libc::SYS_writev, NULL_PAGE, 9), fails(EFAULT), "writev from an unmapped address");
+    let at_zero = |number, at: u64, len: u64| make(number, [fd(&file), at, len, 0]);
+    for (name, number) in [("pread", libc::SYS_pread64), ("pwrite", libc::SYS_pwrite64)] {
+        same!(at_zero(number, KERNEL, 0), fails(EFAULT), "{name} of no bytes at a kernel address");
+        same!(at_zero(number, NULL_PAGE, 0), Ok(0), "{name} of no bytes at an unmapped address");
+        let [reader, writer] = pipe()?;
+        let end = if number == libc::SYS_pread64 { fd(&reader) } else { fd(&writer) };
+        same!(make(number, [end, KERNEL, 9, 0]), fails(libc::ESPIPE), "{name} of a pipe");
+        let other = if number == libc::SYS_pread64 { fd(&writer) } else { fd(&reader) };
+        same!(make(number, [other, KERNEL, 9, 0]), fails(libc::ESPIPE), "{name} of the other end");
+    }
     let set = doing("epoll_create1", make(libc::SYS_epoll_create1, [0]))?;
     let wait = |at, most: u64| make(libc::SYS_epoll_wait, [set, at, most, 0]);
     same!(wait(KERNEL, 1), fails(EFAULT), "epoll_wait at a kernel address");
@@ -127,6 +156,36 @@ fn pointers() -> Verdict {
     let page = region.start() + 2 * PAGE;
     same!(random(page - 10, 100), Ok(10), "getrandom across the end of memory");
     same!(random(page, 10), fails(EFAULT), "getrandom where no memory is");
+    Ok(())
+}
+
+/// Positions in `/proc/PID/mem` and `/proc/PID/pagemap` are addresses, and may be negative.
+fn positions() -> Verdict {
+    let mut word = 0u64;
+    let at = (&raw mut word) as u64;
+    for (path, past_end, below) in
+        [("/proc/self/mem", libc::EOVERFLOW, libc::EIO), ("/proc/self/pagemap", EINVAL, EINVAL)]
+    {
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        let seek = |offset: i64, whence: i32| {
+            make(libc::SYS_lseek, [fd(&file), offset as u64, whence as u64])
+        };
+        let read = || make(libc::SYS_read, [fd(&file), at, 8]);
+        // A small negative position has the value of an error.
+        same!(seek(-8, libc::SEEK_SET), fails(8), "position -8 of {path}");
+        same!(seek(0, libc::SEEK_CUR), fails(8), "its position");
+        same!(read(), fails(past_end), "a read at -8");
+        same!(seek(-8000, libc::SEEK_CUR), Ok(-8008i64 as u64), "position -8008");
+        same!(read(), fails(below), "a read at -8008");
+        same!(seek(8016, libc::SEEK_CUR), Ok(8), "position 8");
+        let most = i64::MAX as u64;
+        same!(seek(i64::MAX, libc::SEEK_SET), Ok(most), "the largest position");
+        same!(seek(1, libc::SEEK_CUR), Ok(most + 1), "the position after it");
+        same!(seek(0, libc::SEEK_END), fails(EINVAL), "a position from the end");
+        same!(seek(-1, libc::SEEK_DATA), fails(EINVAL), "the data before the start");
+        let offset = [fd(&file), at, 8, -8i64 as u64];
+        same!(make(libc::SYS_pread64, offset), fails(EINVAL), "pread at -8");
+    }
     Ok(())
 }
 
@@ -177,6 +236,20 @@ fn short_writes() -> Verdict {
     let write = |from: u64, len: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, PAGE]);
     same!(write(own.start() + PAGE, PAGE), fails(EFAULT), "a write from beyond the own end");
     same!(length(&file)?, PAGE, "the length");
+    // Bytes that the write itself adds can be read.
+    for (before, from, len, to) in [
+        (PAGE, 0, 2 * PAGE, PAGE),
+        (PAGE, 0, 2 * PAGE, 4000),
+        (PAGE, 100, 3 * PAGE, PAGE),
+        (PAGE, 0, 2 * PAGE, 2 * PAGE),
+        (PAGE + 100, 0, 3 * PAGE, PAGE + 100),
+    ] {
+        file.set_len(before).map_err(|error| error.to_string())?;
+        let args = [fd(&file), own.start() + from, len, to];
+        let what = format!("{len} bytes of {before} from the own byte {from} to {to}");
+        same!(make(libc::SYS_pwrite64, args), Ok(len), "{what}");
+        same!(length(&file)?, to + len, "the length after {what}");
+    }
     Ok(())
 }
 
@@ -356,6 +429,7 @@ fn scripts() -> Verdict {
 const CHECKS: &[Check] = &[
     ("futexes", futexes),
     ("pointers", pointers),
+    ("positions", positions),
     ("links", links),
     ("short_writes", short_writes),
     ("vectors_of_pipes", vectors_of_pipes),

@@ -11,7 +11,7 @@ use faultless_guest::{check, clock, dir, ensure, same};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -576,6 +576,40 @@ fn parts() -> Verdict {
     Ok(())
 }
 
+/// The modes of files that not every user may read, and of the links of descriptors.
+fn modes() -> Verdict {
+    let mode = |path: &str| io(path, fs::symlink_metadata(path)).map(|meta| meta.mode());
+    let task = format!("/proc/self/task/{}", proc::tid());
+    for (name, expected) in [
+        ("environ", 0o100_400),
+        ("io", 0o100_400),
+        ("personality", 0o100_400),
+        ("mem", 0o100_600),
+        ("comm", 0o100_644),
+        ("maps", 0o100_444),
+        ("status", 0o100_444),
+    ] {
+        same!(mode(&format!("/proc/self/{name}"))?, expected, "the mode of {name}");
+        if name != "mem" {
+            same!(mode(&format!("{task}/{name}"))?, expected, "the mode of a thread's {name}");
+        }
+    }
+    same!(mode("/proc/self/pagemap")?, 0o100_400, "the mode of pagemap");
+    same!(mode("/proc/self/fd")?, 0o40_500, "the mode of fd");
+    for (flags, expected) in [
+        (libc::O_RDONLY, 0o120_500),
+        (libc::O_WRONLY, 0o120_300),
+        (libc::O_RDWR, 0o120_700),
+        (libc::O_PATH, 0o120_000),
+    ] {
+        // SAFETY: the path is text.
+        let fd = checked(unsafe { libc::open(c"/dev/null".as_ptr(), flags) });
+        let path = format!("/proc/self/fd/{}", doing("open", fd)?);
+        same!(mode(&path)?, expected, "the mode of a link of a descriptor with flags {flags:o}");
+    }
+    Ok(())
+}
+
 /// The files below `path`.
 fn below(path: &Path) -> Result<Vec<PathBuf>, String> {
     let mut all = Vec::new();
@@ -634,6 +668,7 @@ const CHECKS: &[Check] = &[
     ("compaction", compaction),
     ("settings", settings),
     ("parts", parts),
+    ("modes", modes),
 ];
 
 fn main() {

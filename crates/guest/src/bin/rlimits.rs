@@ -1,14 +1,18 @@
-//! `rlimits [CHECK…]`: the limits of a process's memory, and the most memory that it had.
+//! `rlimits [CHECK…]`: the limits of a process's memory, files and descriptors, and the most memory
+//! that it had.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
 use faultless_guest::mem::{NONE, PAGE, READ, Region, WRITE, store};
 use faultless_guest::proc::{self, Status};
+use faultless_guest::signal::{self, NOTED};
 use faultless_guest::sys::{self, Errno, call, checked, doing};
 use faultless_guest::{ensure, same};
 use libc::{E2BIG, ENOMEM};
 use std::ffi::CString;
 use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;
 const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -190,7 +194,136 @@ fn peaks() -> Verdict {
     Ok(())
 }
 
+/// Sets the limit of the size of files.
+fn limit_files(bytes: u64) -> Verdict {
+    limit(libc::RLIMIT_FSIZE, bytes)
+}
+
+/// A file grows to the limit; beyond it, the calls fail and the thread gets a signal.
+fn sizes_of_files() -> Verdict {
+    const LIMIT: u64 = 10_000;
+    // SAFETY: the name is text, and the new descriptor belongs to the file.
+    let file = unsafe {
+        let fd = doing("memfd_create", checked(libc::memfd_create(c"rlimits".as_ptr(), 0)))?;
+        fs::File::from_raw_fd(fd)
+    };
+    let (fd, bytes) = (file.as_raw_fd() as u64, [7u8; 2000]);
+    let at = bytes.as_ptr() as u64;
+    let length = || file.metadata().map_or(0, |meta| meta.len());
+    doing("sigaction", signal::handle(libc::SIGXFSZ, signal::note, 0))?;
+    // Makes a call, and checks the length and the number of signals afterwards.
+    let expect = |what: &str, result: sys::Result<u64>, expected, len: u64, signals: u64| {
+        let before = NOTED.count.swap(0, Ordering::Relaxed);
+        same!(result, expected, "{what}");
+        same!([before, length()], [signals, len], "the signals and the length after {what}");
+        Ok::<_, String>(())
+    };
+    let write = |len: u64, to: u64| make(libc::SYS_pwrite64, [fd, at, len, to]);
+    let set_length = |len: u64| make(libc::SYS_ftruncate, [fd, len]);
+    let allocate = |mode: i32, len: u64| make(libc::SYS_fallocate, [fd, mode as u64, 0, len]);
+    let refused = Err(Errno(libc::EFBIG));
+    limit_files(LIMIT)?;
+    expect("a write before the limit", write(2000, 7500), Ok(2000), 9500, 0)?;
+    expect("a write across the limit", write(2000, 9900), Ok(100), LIMIT, 0)?;
+    expect("a write at the limit", write(1, LIMIT), refused, LIMIT, 1)?;
+    same!(NOTED.code.load(Ordering::Relaxed), libc::SI_USER, "the code of the signal");
+    same!(NOTED.sender.load(Ordering::Relaxed), proc::pid(), "its sender");
+    expect("a write beyond the limit", write(5, LIMIT + 500), refused, LIMIT, 1)?;
+    expect("a write of no bytes", write(0, LIMIT + 500), Ok(0), LIMIT, 0)?;
+    let wrong = make(libc::SYS_pwrite64, [fd, 8, 5, LIMIT]);
+    expect("a write from an unmapped address", wrong, refused, LIMIT, 1)?;
+    expect("a length at the limit", set_length(LIMIT), Ok(0), LIMIT, 0)?;
+    expect("a length beyond it", set_length(LIMIT + 1), refused, LIMIT, 1)?;
+    expect("shortening", set_length(100), Ok(0), 100, 0)?;
+    expect("fallocate to the limit", allocate(0, LIMIT), Ok(0), LIMIT, 0)?;
+    expect("fallocate beyond it", allocate(0, LIMIT + 1), refused, LIMIT, 1)?;
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    expect("the same with KEEP_SIZE", allocate(keep, LIMIT + 1), refused, LIMIT, 1)?;
+    let punch = keep | libc::FALLOC_FL_PUNCH_HOLE;
+    expect("a hole beyond the limit", allocate(punch, LIMIT + 1), Ok(0), LIMIT, 0)?;
+    // A file that is longer already.
+    limit_files(libc::RLIM_INFINITY)?;
+    expect("a length without a limit", set_length(2 * LIMIT), Ok(0), 2 * LIMIT, 0)?;
+    limit_files(LIMIT)?;
+    expect("a write beyond the limit", write(5, LIMIT + 500), refused, 2 * LIMIT, 1)?;
+    expect("a write across the limit", write(200, LIMIT - 100), Ok(100), 2 * LIMIT, 0)?;
+    expect("fallocate within the file", allocate(0, 2 * LIMIT), Ok(0), 2 * LIMIT, 0)?;
+    expect("a shorter length", set_length(15_000), Ok(0), 15_000, 0)?;
+    // Appending, and copies from other files.
+    let set_flags = |flags: i32| make(libc::SYS_fcntl, [fd, libc::F_SETFL as u64, flags as u64]);
+    doing("fcntl", set_flags(libc::O_APPEND))?;
+    let append = || make(libc::SYS_write, [fd, at, 5]);
+    expect("appending to a longer file", append(), refused, 15_000, 1)?;
+    let source = doing("memfd_create", make(libc::SYS_memfd_create, [c"s".as_ptr() as u64, 0]))?;
+    doing("ftruncate", make(libc::SYS_ftruncate, [source, 100]))?;
+    let zero = 0u64;
+    let from = (&raw const zero) as u64;
+    let send = || make(libc::SYS_sendfile, [fd, source, from, 50]);
+    let copy = || make(libc::SYS_copy_file_range, [source, from, fd, 0, 50, 0]);
+    expect("copy_file_range with O_APPEND", copy(), Err(Errno(libc::EBADF)), 15_000, 0)?;
+    let near = || {
+        set_length(LIMIT - 3)?;
+        make(libc::SYS_lseek, [fd, LIMIT - 3, libc::SEEK_SET as u64])
+    };
+    doing("ftruncate", near())?;
+    expect("appending across the limit", append(), Ok(3), LIMIT, 0)?;
+    doing("fcntl", set_flags(0))?;
+    doing("ftruncate", near())?;
+    expect("copy_file_range across the limit", copy(), Ok(3), LIMIT, 0)?;
+    expect("copy_file_range at the limit", copy(), refused, LIMIT, 1)?;
+    doing("ftruncate", near())?;
+    expect("sendfile across the limit", send(), Ok(3), LIMIT, 1)?;
+    expect("sendfile at the limit", send(), refused, LIMIT, 1)?;
+    doing("sigaction", signal::ignore(libc::SIGXFSZ))?;
+    same!(write(1, LIMIT), refused, "a write with the signal ignored");
+    // The default action, and the limit of a child.
+    let ended = proc::outcome(|| {
+        let _ = signal::default(libc::SIGXFSZ);
+        i32::from(write(1, LIMIT).is_err())
+    })?;
+    same!(ended, Status::Killed(libc::SIGXFSZ), "the default action");
+    Ok(())
+}
+
+/// A process has at most `fs.nr_open` descriptors.
+fn descriptors() -> Verdict {
+    let text = fs::read_to_string("/proc/sys/fs/nr_open").map_err(|error| error.to_string())?;
+    let most: u64 = text.trim().parse().map_err(|error| format!("{text}: {error}"))?;
+    let mut old = [0u64; 2];
+    let files = u64::from(libc::RLIMIT_NOFILE);
+    let set =
+        |new: [u64; 2], old: u64| make(libc::SYS_prlimit64, [0, files, new.as_ptr() as u64, old]);
+    let get = [0, files, 0, old.as_mut_ptr() as u64];
+    doing("prlimit", make(libc::SYS_prlimit64, get))?;
+    let old = std::hint::black_box(old);
+    same!(set([5, most + 1], 0), Err(Errno(libc::EPERM)), "more than nr_open");
+    same!(set([5, u64::MAX], 0), Err(Errno(libc::EPERM)), "no limit");
+    same!(set([most + 2, most + 1], 0), Err(Errno(libc::EINVAL)), "more than the hard limit");
+    same!(set([5, old[1]], 0), Ok(0), "a lower limit");
+    let opened = (0..9).find_map(|_| make(libc::SYS_dup, [1]).err());
+    same!(opened, Some(Errno(libc::EMFILE)), "more descriptors");
+    Ok(())
+}
+
+/// The errors of `prlimit`, in their order.
+fn errors_of_limits() -> Verdict {
+    const NONE_SUCH: u64 = 99;
+    let mut limit = [0u64; 2];
+    let at = limit.as_mut_ptr() as u64;
+    let call = |pid: u64, resource, new: u64| make(libc::SYS_prlimit64, [pid, resource, new, at]);
+    let own = proc::pid() as u64;
+    same!(call(own, NONE_SUCH, 0), Err(Errno(libc::EINVAL)), "no resource");
+    same!(call(1 << 30, NONE_SUCH, 0), Err(Errno(libc::ESRCH)), "no resource, no process");
+    same!(call(1 << 30, NONE_SUCH, 8), Err(Errno(libc::EFAULT)), "an unmapped address, too");
+    let files = u64::from(libc::RLIMIT_NOFILE);
+    same!(call(1 << 30, files, 0), Err(Errno(libc::ESRCH)), "no process");
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
+    ("sizes_of_files", sizes_of_files),
+    ("descriptors", descriptors),
+    ("errors_of_limits", errors_of_limits),
     ("stacks_grow_to_their_limit", stacks_grow_to_their_limit),
     ("arguments_take_a_quarter_of_the_stack", arguments_take_a_quarter_of_the_stack),
     ("address_space", address_space),

@@ -346,6 +346,7 @@ fn set_ids() -> Verdict {
     let moved = dir.file("moved", [user, user], 0o6777)?;
     let cut = dir.file("cut", [user, user], 0o6777)?;
     let other = dir.file("other", [user, 3000], 0o755)?;
+    let left = dir.file("left", [user, 3000], 0o2644)?;
     as_user(USER, || {
         let file = io(File::options().write(true).open(&stored))?;
         same!(state(&stored)?[0], 0o6777, "an open file");
@@ -353,6 +354,8 @@ fn set_ids() -> Verdict {
         same!(state(&stored)?[0], 0o777, "a store");
         same!(number(chown(&moved, None, Some(GROUP))), 0, "chown to an own group");
         same!(state(&moved)?, [0o777, GROUP], "chown by the owner");
+        same!(number(chown(&left, None, Some(GROUP))), 0, "chown from another's group");
+        same!(state(&left)?, [0o644, GROUP], "the bit of the group before");
         io(File::options().write(true).open(&cut).and_then(|file| file.set_len(0)))?;
         same!(state(&cut)?[0], 0o777, "a file that was cut");
         io(fs::set_permissions(&other, Permissions::from_mode(0o2755)))?;
@@ -443,6 +446,8 @@ fn other_processes() -> Verdict {
         let mut limit = [0u64; 2];
         let get = make(libc::SYS_prlimit64, [root, files, 0, limit.as_mut_ptr() as u64]);
         same!(get, fails(EPERM), "a limit of root's process");
+        let none_such = make(libc::SYS_prlimit64, [root, 99, 0, limit.as_mut_ptr() as u64]);
+        same!(none_such, fails(EPERM), "a limit that does not exist, of root's process");
         let mut value = 0u64;
         let pieces = [(&raw mut value) as u64, 8, region.start(), 8];
         let (here, there) = (pieces.as_ptr() as u64, pieces[2..].as_ptr() as u64);

@@ -9,6 +9,7 @@ use super::lock;
 use super::root::root;
 use super::walk::{Links, Start, walk};
 use crate::errno::{Errno, Result};
+use crate::task::limits::MOST_DESCRIPTORS;
 use crate::task::{Process, current};
 use core::mem;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +18,7 @@ use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as linux;
 
 /// The maximum number of descriptors, independent of the limit of the process.
-const MOST: usize = 1 << 20;
+const MOST: usize = MOST_DESCRIPTORS as usize;
 
 /// A descriptor.
 #[derive(Clone, Debug)]

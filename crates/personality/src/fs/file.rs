@@ -5,6 +5,7 @@ use super::inode::{Body, Inode};
 use super::pipe::Pipe;
 use super::proc::memory::Opened;
 use super::regular::{MAX_LENGTH, Regular};
+use super::size;
 use super::stream::{self, Events, Stream};
 use super::transfer::Transfer;
 use crate::errno::{Errno, Result};
@@ -187,16 +188,23 @@ impl File {
         }
     }
 
+    /// Fails if the call has an offset and the file has no position.
+    fn check_offset(&self, offset: Option<u64>) -> Result<()> {
+        match self.kind {
+            Kind::Path => Err(Errno::EBADF),
+            _ if offset.is_some() && !self.seekable() => Err(Errno::ESPIPE),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads from `offset`, or from the position, which then advances.
     ///
     /// # Errors
     /// As `read` and `pread`.
     pub fn read(&self, to: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        self.check_offset(offset)?;
         if !self.reads() {
             return Err(Errno::EBADF);
-        }
-        if offset.is_some() && !self.seekable() {
-            return Err(Errno::ESPIPE);
         }
         match &self.kind {
             Kind::Stream(stream) => stream::read(&**stream, to, self.at_once()),
@@ -288,11 +296,9 @@ impl File {
     /// # Errors
     /// As `write` and `pwrite`.
     pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        self.check_offset(offset)?;
         if !self.writes() {
             return Err(Errno::EBADF);
-        }
-        if offset.is_some() && !self.seekable() {
-            return Err(Errno::ESPIPE);
         }
         match (&self.kind, &self.inode.body) {
             (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
@@ -340,10 +346,15 @@ impl File {
                 continue;
             }
             let before = from.moved();
-            let start = match regular.write(from, at, piece) {
+            let limit = size::limit();
+            let start = match regular.write(from, at, piece, limit) {
                 Err(Errno::EAGAIN) => continue,
                 // A partial write succeeds.
                 Err(_) if before != 0 => return Ok(()),
+                Err(Errno::EFBIG) if limit < MAX_LENGTH => {
+                    drop(position);
+                    return Err(size::exceeded());
+                }
                 start => start?,
             };
             let moved = from.moved() - before;
@@ -373,25 +384,26 @@ impl File {
         }
         let mut position = self.position.lock();
         let length = self.inode.length();
+        let by_address = matches!(&self.inode.body, Body::Proc(node) if node.is_by_address());
         let base = match whence {
             linux::SEEK_SET => 0,
             linux::SEEK_CUR => *position,
-            linux::SEEK_END
-                if self.inode.is_directory() || matches!(self.kind, Kind::Memory(_)) =>
-            {
+            linux::SEEK_END if self.inode.is_directory() || by_address => {
                 return Err(Errno::EINVAL);
             }
             linux::SEEK_END => length,
             linux::SEEK_DATA | linux::SEEK_HOLE => {
-                let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
                 let regular = self.inode.regular().ok_or(Errno::EINVAL)?;
+                let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
                 *position = regular.seek(offset, whence == linux::SEEK_DATA)?;
                 return Ok(*position);
             }
             _ => return Err(Errno::EINVAL),
         };
         let to = base.checked_add_signed(offset).filter(|&to| to <= i64::MAX as u64);
-        *position = to.ok_or(Errno::EINVAL)?;
+        // As on Linux, a position that is an address may be negative, and wraps.
+        let wrapped = by_address.then(|| base.wrapping_add_signed(offset));
+        *position = wrapped.or(to).ok_or(Errno::EINVAL)?;
         Ok(*position)
     }
 

@@ -26,6 +26,11 @@ pub trait Live: Debug + Send + Sync {
         None
     }
 
+    /// Returns whether positions in the file represent addresses, which may be negative.
+    fn is_by_address(&self) -> bool {
+        false
+    }
+
     /// Returns the name in the directory.
     ///
     /// # Errors

@@ -39,6 +39,7 @@ mod root;
 mod seed;
 mod set;
 pub mod signals;
+pub mod size;
 pub mod stream;
 pub mod timer;
 mod transfer;

@@ -349,23 +349,31 @@ impl Regular {
     }
 
     /// Copies up to `most` bytes from `from` to `offset` or, without an offset, to the end; returns
-    /// the start of the written bytes. The caller has [fetched](Self::fetch_kept) the pages with
-    /// kept bytes.
+    /// the start of the written bytes. No byte is written beyond the first `limit` bytes of the
+    /// file. The caller has [fetched](Self::fetch_kept) the pages with kept bytes.
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, `EFAULT`, `EPERM`: the file is sealed. `EAGAIN`, as [`read`](Self::read).
-    pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>, most: u64) -> Result {
+    /// `EFBIG`: the write would start at `limit` or beyond. `ENOSPC`, `EFAULT`, `EPERM`: the file
+    /// is sealed. `EAGAIN`, as [`read`](Self::read).
+    pub fn write(
+        &self,
+        from: &mut Transfer<'_>,
+        offset: Option<u64>,
+        most: u64,
+        limit: u64,
+    ) -> Result {
         let _change = self.change.lock();
         let length = self.length();
         let start = offset.unwrap_or(length);
         if from.left() == 0 {
             return Ok(start);
         }
-        self.refuse_if(NO_STORES)?;
-        if start >= MAX_LENGTH {
+        let limit = limit.min(MAX_LENGTH);
+        if start >= limit {
             return Err(Errno::EFBIG);
         }
-        from.limit(MAX_LENGTH - start);
+        self.refuse_if(NO_STORES)?;
+        from.limit(limit - start);
         let mut end = start + from.left().min(most);
         if end > length && self.seals() & linux::F_SEAL_GROW != 0 {
             // As on Linux, whole pages within the file are written.
@@ -375,42 +383,58 @@ impl Regular {
             }
             from.limit(end - start);
         }
-        if end > length {
-            // Before the file grows: a mapping of the file beyond its end cannot be read.
-            let readable = from.readable(end - start);
-            if readable == 0 {
-                return Err(Errno::EFAULT);
-            }
-            if readable < end - start {
-                from.limit(readable);
-            }
-            end = start + readable;
-        }
         let before = from.moved();
+        let mut at = start;
+        let mut result = Ok(());
+        // A mapping of the file becomes readable as the file grows: the write copies the readable
+        // bytes, and checks again.
+        while at < end {
+            let readable = self.readable_to(from, at, end);
+            let part_end = at + readable;
+            if readable != 0 {
+                result = self.write_range(from, &mut at, part_end);
+            }
+            if readable == 0 || at < part_end {
+                break;
+            }
+        }
+        // Frees pages that were added for bytes that could not be copied.
+        self.shorten();
+        match result {
+            Err(errno) if from.moved() == before => Err(errno),
+            _ if at == start => Err(Errno::EFAULT),
+            _ => from.result().map(|_| start),
+        }
+    }
+
+    /// Returns how many of the bytes for `at..end` can be read from `from` before the file grows: a
+    /// mapping of the file beyond its end cannot be read. `change` is held.
+    fn readable_to(&self, from: &Transfer<'_>, at: u64, end: u64) -> u64 {
+        let len = end - at;
+        if end > self.length() { from.readable(len) } else { len }
+    }
+
+    /// Copies bytes from `from` to `at..end`, and advances `at`. `change` is held.
+    ///
+    /// # Errors
+    /// `ENOSPC`; `EAGAIN`, as [`read`](Self::read).
+    fn write_range(&self, from: &mut Transfer<'_>, at: &mut u64, end: u64) -> Result<()> {
+        let length = self.length();
         if end > length {
             self.grow(length, end)?;
         }
-        let mut at = start;
-        let mut room = Ok(());
-        while at < end && from.left() != 0 {
-            let part = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
+        let mut result = Ok(());
+        while *at < end && from.left() != 0 && result.is_ok() {
+            let part = (PAGE_SIZE - *at % PAGE_SIZE).min(end - *at);
             let cpu = percpu::cpu();
-            room = self.may_grow_by_page(at >> PAGE_SHIFT).and_then(|()| {
-                at += self.write_part(from, at, part).map_err(no_page)?;
+            result = self.may_grow_by_page(*at >> PAGE_SHIFT).and_then(|()| {
+                *at += self.write_part(from, *at, part).map_err(no_page)?;
                 Ok(())
             });
-            if room.is_err() {
-                break;
-            }
             cpu.serve_flushes();
         }
-        self.length.fetch_max(at, Ordering::Release);
-        // Frees pages that were added for bytes that could not be copied.
-        self.shorten();
-        match room {
-            Err(errno) if from.moved() == before => Err(errno),
-            _ => from.result().map(|_| start),
-        }
+        self.length.fetch_max(*at, Ordering::Release);
+        result
     }
 
     /// Copies `len` bytes from `from` to `at`, within one page; returns the number of copied bytes.

@@ -9,6 +9,7 @@ use super::nodes;
 use super::path::Step;
 use super::pipe::{self, Pipe};
 use super::proc;
+use super::regular::MAX_LENGTH;
 use super::root::set_root;
 use super::set::list;
 use super::transfer::Transfer;
@@ -150,7 +151,7 @@ fn fill(inode: &Inode, bytes: &[u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
-    Transfer::from_kernel(bytes, |from| regular.write(from, Some(0), u64::MAX))?;
+    Transfer::from_kernel(bytes, |from| regular.write(from, Some(0), u64::MAX, MAX_LENGTH))?;
     if regular.length() == bytes.len() as u64 { Ok(()) } else { Err(Errno::ENOSPC) }
 }
 

@@ -1,6 +1,6 @@
 //! System calls on the memory of other processes.
 
-use super::file::rw::{MOST_PIECES, pieces};
+use super::file::rw::{MOST_PIECES, pieces, remote_pieces};
 use super::{Args, Errno, Result};
 use crate::fs::{Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
@@ -45,7 +45,7 @@ fn move_bytes(
     if args.f() != 0 || args.c() > MOST_PIECES || args.e() > MOST_PIECES {
         return Err(Errno::EINVAL);
     }
-    let (here, there) = (pieces(args.b(), args.c())?, pieces(args.d(), args.e())?);
+    let (here, there) = (pieces(args.b(), args.c())?, remote_pieces(args.d(), args.e())?);
     let is_empty = |pieces: &[Piece]| pieces.iter().all(|piece| piece.len == 0);
     if is_empty(&here) || is_empty(&there) {
         return Ok(0);

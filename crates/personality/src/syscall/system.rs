@@ -114,13 +114,13 @@ pub fn getrandom(args: Args<'_>) -> Result {
 
 /// `prlimit64(pid, resource, new, old)`.
 pub fn prlimit64(args: Args<'_>) -> Result {
+    let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
     let process = process_or_own(args.a())?;
     let resource = args.b() as usize;
-    let new: Option<[u64; 2]> = if args.c() == 0 { None } else { Some(user::read(args.c())?) };
-    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
     if process.pid != current().process.pid && !may_limit(&process) {
         return Err(Errno::EPERM);
     }
+    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
     if let Some(new) = new {
         set_limit(&process, resource, new)?;
     }

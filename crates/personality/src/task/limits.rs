@@ -28,6 +28,9 @@ impl FutureLock {
     }
 }
 
+/// The maximum number of descriptors of a process (`fs.nr_open`), as on Linux.
+pub const MOST_DESCRIPTORS: u64 = 1 << 20;
+
 /// Soft and hard limits, by Linux's numbers of resources.
 pub type Rows = [[u64; 2]; 16];
 
@@ -38,7 +41,7 @@ const FIRST: Rows = {
     limits[nr::RLIMIT_STACK as usize][0] = 8 << 20;
     limits[nr::RLIMIT_CORE as usize][0] = 0;
     limits[nr::RLIMIT_NPROC as usize] = [PID_MAX as u64, PID_MAX as u64];
-    limits[nr::RLIMIT_NOFILE as usize] = [1024, 1 << 20];
+    limits[nr::RLIMIT_NOFILE as usize] = [1024, MOST_DESCRIPTORS];
     limits[nr::RLIMIT_MEMLOCK as usize] = [8 << 20, 8 << 20];
     limits[nr::RLIMIT_SIGPENDING as usize] = [4096, 4096];
     limits[nr::RLIMIT_MSGQUEUE as usize] = [819_200, 819_200];
@@ -56,6 +59,8 @@ pub struct Limits {
     pub address_space: AtomicU64,
     /// The soft limit of private writable memory.
     pub data: AtomicU64,
+    /// The soft limit of the size of files.
+    pub file_size: AtomicU64,
     /// The soft limit of signals pending with their information.
     pub signals: AtomicU64,
     /// Set if new mappings are locked (`MCL_FUTURE`), and so faulted in, at once.
@@ -68,6 +73,7 @@ impl Default for Limits {
             rows: Mutex::new(FIRST),
             address_space: AtomicU64::new(u64::MAX),
             data: AtomicU64::new(u64::MAX),
+            file_size: AtomicU64::new(u64::MAX),
             signals: AtomicU64::new(FIRST[nr::RLIMIT_SIGPENDING as usize][0]),
             locks_future: FutureLock::default(),
         }
@@ -78,14 +84,19 @@ impl Limits {
     /// Sets a limit.
     ///
     /// # Errors
-    /// `EINVAL`: an unknown resource, or the soft limit is above the hard limit.
+    /// `EINVAL`: an unknown resource, or the soft limit is above the hard limit. `EPERM`: more
+    /// descriptors than `fs.nr_open`.
     pub fn set(&self, resource: usize, new: [u64; 2]) -> Result<()> {
         let mut rows = self.rows.lock();
         let limit = rows.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;
+        if resource == nr::RLIMIT_NOFILE as usize && new[1] > MOST_DESCRIPTORS {
+            return Err(Errno::EPERM);
+        }
         *limit = new;
         let copy = match resource as u32 {
             nr::RLIMIT_AS => &self.address_space,
             nr::RLIMIT_DATA => &self.data,
+            nr::RLIMIT_FSIZE => &self.file_size,
             nr::RLIMIT_SIGPENDING => &self.signals,
             _ => return Ok(()),
         };
@@ -105,6 +116,7 @@ impl Limits {
         let pairs = [
             (&self.address_space, &other.address_space),
             (&self.data, &other.data),
+            (&self.file_size, &other.file_size),
             (&self.signals, &other.signals),
         ];
         for (own, others) in pairs {

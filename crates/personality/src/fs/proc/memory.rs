@@ -38,7 +38,7 @@ impl Opened {
     /// Reads from address `at` on. Holds no lock.
     ///
     /// # Errors
-    /// `EIO`: there is no readable memory at `at`. `EFAULT`, `ENOMEM`.
+    /// `EIO`: there is no readable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`, `ENOMEM`.
     pub fn read(&self, to: &mut Transfer<'_>, at: u64) -> Result {
         self.copy(to, at, |to, there, bytes| {
             let taken = there.take_bytes(bytes);
@@ -49,7 +49,7 @@ impl Opened {
     /// Writes from address `at` on. Holds no lock.
     ///
     /// # Errors
-    /// `EIO`: there is no writable memory at `at`. `EFAULT`, `ENOMEM`.
+    /// `EIO`: there is no writable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`, `ENOMEM`.
     pub fn write(&self, from: &mut Transfer<'_>, at: u64) -> Result {
         self.copy(from, at, |from, there, bytes| {
             let before = from.progress();
@@ -69,8 +69,11 @@ impl Opened {
         at: u64,
         go: impl Fn(&mut Transfer<'a>, &mut Transfer<'_>, &mut [u8]) -> u64,
     ) -> Result {
-        let Some(memory) = self.memory() else { return Ok(0) };
         let wanted = here.left();
+        if at.checked_add(wanted).is_none() {
+            return Err(Errno::EOVERFLOW);
+        }
+        let Some(memory) = self.memory() else { return Ok(0) };
         let pieces = [Piece { base: at, len: wanted }];
         let mut there = Transfer::of_other(&pieces, memory.space());
         let moved = copy(here, &mut there, go)?;

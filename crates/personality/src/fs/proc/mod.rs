@@ -173,10 +173,11 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
         _ => [0; 2],
     };
     let mode = match node.kind() {
-        linux::S_IFLNK => 0o777,
+        linux::S_IFLNK => node.open_mode().unwrap_or(0o777),
         linux::S_IFDIR if matches!(node, Node::Descriptors(_)) => 0o500,
         linux::S_IFDIR => 0o555,
         _ if node.memory_of().is_some() => 0o600,
+        _ if node.is_secret() => 0o400,
         _ if node.can_change() => 0o644,
         _ => 0o444,
     };
@@ -202,6 +203,23 @@ impl Node {
     /// Returns whether writes to the file have an effect.
     fn can_change(&self) -> bool {
         matches!(*self, Self::Text(_, _, at) if process::CHANGEABLE.contains(&process::TEXTS[at].0))
+    }
+
+    /// Returns whether only the owner may read the file.
+    fn is_secret(&self) -> bool {
+        match *self {
+            Self::Pages(_) => true,
+            Self::Text(_, _, at) => process::SECRET.contains(&process::TEXTS[at].0),
+            _ => false,
+        }
+    }
+
+    /// Returns the mode of a descriptor's link, by the access of its open file.
+    fn open_mode(&self) -> Option<u32> {
+        let Self::Descriptor(pid, fd) = *self else { return None };
+        let file = find(pid)?.files().get(fd).ok()?;
+        let read = if file.reads() { 0o500 } else { 0 };
+        Some(read | if file.writes() { 0o300 } else { 0 })
     }
 
     /// Returns the process described by this node.
@@ -262,6 +280,10 @@ impl Live for Node {
             Self::Memory(pid) => Some(pid),
             _ => None,
         }
+    }
+
+    fn is_by_address(&self) -> bool {
+        matches!(self, Self::Memory(_) | Self::Pages(_))
     }
 
     fn permit(&self, _reads: bool, _writes: bool) -> Result<()> {

@@ -28,9 +28,10 @@ const fn entry(page: &PageInfo) -> u64 {
 /// Reads from `offset` on.
 ///
 /// # Errors
-/// `EINVAL`: not whole entries. `EFAULT`.
+/// `EINVAL`: not whole entries, or a negative offset. `EFAULT`.
 pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Result {
-    if !offset.is_multiple_of(ENTRY) || !to.left().is_multiple_of(ENTRY) {
+    let is_negative = offset > i64::MAX as u64;
+    if is_negative || !offset.is_multiple_of(ENTRY) || !to.left().is_multiple_of(ENTRY) {
         return Err(Errno::EINVAL);
     }
     // An ended process has no memory.

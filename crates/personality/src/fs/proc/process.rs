@@ -48,6 +48,9 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("fail-nth", fail_nth),
 ];
 
+/// The texts that only the owner may open.
+pub(super) const SECRET: [&str; 3] = ["environ", "io", "personality"];
+
 /// The writable texts.
 pub(super) const CHANGEABLE: [&str; 4] = ["comm", "oom_score_adj", "oom_adj", "fail-nth"];
 

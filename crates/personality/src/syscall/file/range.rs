@@ -3,6 +3,7 @@
 use super::{Args, Errno, Result, file, find_existing};
 use crate::fs::file::Kind;
 use crate::fs::regular::Regular;
+use crate::fs::size;
 use crate::fs::walk::Links;
 use crate::fs::{File, Inode};
 use crate::syscall::args::{Entry, calls};
@@ -32,6 +33,9 @@ fn truncate_inode(inode: &Inode, length: u64) -> Result {
         None if inode.is_directory() => return Err(Errno::EISDIR),
         None => return Err(Errno::EINVAL),
     };
+    if length > regular.length() {
+        size::check(length)?;
+    }
     regular.truncate(length)?;
     inode.touch();
     Ok(0)
@@ -82,6 +86,10 @@ pub fn fallocate(args: Args<'_>) -> Result {
         return Err(Errno::EINVAL);
     }
     let end = start.checked_add(len).filter(|&end| end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
+    const ZERO_KEEP: u32 = ZERO | KEEP;
+    if end > regular.length() && !matches!(args.b() as u32, PUNCH | ZERO_KEEP) {
+        size::check(end)?;
+    }
     match args.b() as u32 {
         0 => regular.allocate(start, end, true)?,
         KEEP => regular.allocate(start, end, false)?,

@@ -3,6 +3,7 @@
 use super::{Args, Errno, Result, file};
 use crate::fs::file::Kind;
 use crate::fs::pipe::{End, Pipe};
+use crate::fs::size;
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
@@ -38,8 +39,25 @@ pub(in super::super) const MOST_PIECES: u64 = 1024;
 // SAFETY: two words.
 unsafe impl user::Plain for Piece {}
 
-/// The program's `iovec`s at `addr`.
+/// The program's `iovec`s at `addr`, which describe memory of the program.
+///
+/// # Errors
+/// `EFAULT`: a piece outside user space. The errors of [`remote_pieces`].
 pub(in super::super) fn pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
+    let mut pieces = remote_pieces(addr, count)?;
+    // As on Linux, the length of a single piece is cut first.
+    if let [one] = &mut pieces[..] {
+        one.len = one.len.min(MAX_BYTES);
+    }
+    pieces.iter().try_for_each(|piece| check_user(piece.base, piece.len))?;
+    Ok(pieces)
+}
+
+/// The program's `iovec`s at `addr`, which describe memory of any process.
+///
+/// # Errors
+/// `EINVAL`: too many pieces, or too long pieces. `EFAULT`: the `iovec`s cannot be read. `ENOMEM`.
+pub(in super::super) fn remote_pieces(addr: u64, count: u64) -> Result<Vec<Piece>> {
     if count > MOST_PIECES {
         return Err(Errno::EINVAL);
     }
@@ -58,18 +76,57 @@ fn at(offset: u64) -> Result<Option<u64>> {
     if offset > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Some(offset)) }
 }
 
+/// The memory that a call describes: a buffer, or `iovec`s.
+#[derive(Clone, Copy)]
+enum Described {
+    /// The address, and the length in bytes.
+    Buffer(u64, u64),
+    /// The address, and the number of `iovec`s.
+    Vector(u64, u64),
+}
+
+impl Described {
+    /// Calls `go` with the pieces. As on Linux, the memory is checked only if the file `permits`
+    /// the call, and an `iovec` that cannot be read is an error of its own.
+    fn with(self, permits: bool, go: impl FnOnce(&[Piece]) -> Result) -> Result {
+        match self {
+            _ if !permits => go(&[]),
+            Self::Buffer(base, len) => {
+                check_user(base, len)?;
+                go(&[Piece { base, len }])
+            }
+            Self::Vector(addr, count) => go(&pieces(addr, count)?),
+        }
+    }
+}
+
+/// Returns whether `file` has a position, if the call has an offset.
+fn takes(file: &File, offset: Option<u64>) -> bool {
+    offset.is_none() || file.seekable()
+}
+
 // A failed call has moved no bytes, so it may be repeated.
 
-fn read_to(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
-    lack::with_memory(|| file(fd)?.read(&mut Transfer::of_user(pieces), offset))
+fn read_to(fd: u64, memory: Described, offset: Option<u64>) -> Result {
+    let first = file(fd)?;
+    memory.with(first.reads() && takes(&first, offset), |pieces| {
+        lack::with_memory(|| file(fd)?.read(&mut Transfer::of_user(pieces), offset))
+    })
 }
 
-fn write_from(fd: u64, pieces: &[Piece], offset: Option<u64>) -> Result {
-    lack::with_memory(|| file(fd)?.write(&mut Transfer::of_user(pieces), offset))
+fn write_from(fd: u64, memory: Described, offset: Option<u64>) -> Result {
+    let first = file(fd)?;
+    memory.with(first.writes() && takes(&first, offset), |pieces| {
+        lack::with_memory(|| file(fd)?.write(&mut Transfer::of_user(pieces), offset))
+    })
 }
 
-fn one(args: &Args<'_>) -> [Piece; 1] {
-    [Piece { base: args.b(), len: args.c() }]
+fn buffer(args: &Args<'_>) -> Described {
+    Described::Buffer(args.b(), args.c())
+}
+
+fn vector(args: &Args<'_>) -> Described {
+    Described::Vector(args.b(), args.c())
 }
 
 /// Fails with `EFAULT` if the range is outside user space, even for 0 bytes, as Linux's `access_ok`
@@ -81,50 +138,42 @@ pub(in super::super) fn check_user(addr: u64, len: u64) -> Result<()> {
 
 /// `read(fd, buffer, length)`.
 pub fn read(args: Args<'_>) -> Result {
-    let file = file(args.a())?;
-    if file.reads() {
-        check_user(args.b(), args.c())?;
-    }
-    read_to(args.a(), &one(&args), None)
+    read_to(args.a(), buffer(&args), None)
 }
 
 /// `write(fd, buffer, length)`.
 pub fn write(args: Args<'_>) -> Result {
-    let file = file(args.a())?;
-    if file.writes() {
-        check_user(args.b(), args.c())?;
-    }
-    write_from(args.a(), &one(&args), None)
+    write_from(args.a(), buffer(&args), None)
 }
 
 /// `pread64(fd, buffer, length, offset)`.
 pub fn pread(args: Args<'_>) -> Result {
-    read_to(args.a(), &one(&args), at(args.d())?)
+    read_to(args.a(), buffer(&args), at(args.d())?)
 }
 
 /// `pwrite64(fd, buffer, length, offset)`.
 pub fn pwrite(args: Args<'_>) -> Result {
-    write_from(args.a(), &one(&args), at(args.d())?)
+    write_from(args.a(), buffer(&args), at(args.d())?)
 }
 
 /// `readv(fd, pieces, count)`.
 pub fn readv(args: Args<'_>) -> Result {
-    read_to(args.a(), &pieces(args.b(), args.c())?, None)
+    read_to(args.a(), vector(&args), None)
 }
 
 /// `writev(fd, pieces, count)`.
 pub fn writev(args: Args<'_>) -> Result {
-    write_from(args.a(), &pieces(args.b(), args.c())?, None)
+    write_from(args.a(), vector(&args), None)
 }
 
 /// `preadv(fd, pieces, count, offset)`.
 pub fn preadv(args: Args<'_>) -> Result {
-    read_to(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
+    read_to(args.a(), vector(&args), at(args.d())?)
 }
 
 /// `pwritev(fd, pieces, count, offset)`.
 pub fn pwritev(args: Args<'_>) -> Result {
-    write_from(args.a(), &pieces(args.b(), args.c())?, at(args.d())?)
+    write_from(args.a(), vector(&args), at(args.d())?)
 }
 
 /// Returns the offset of a call with an offset and flags; the flags for priority and syncing have
@@ -141,13 +190,13 @@ fn at_with_flags(args: &Args<'_>) -> Result<Option<u64>> {
 /// `preadv2(fd, pieces, count, offset, , flags)`.
 pub fn preadv2(args: Args<'_>) -> Result {
     let offset = at_with_flags(&args)?;
-    read_to(args.a(), &pieces(args.b(), args.c())?, offset)
+    read_to(args.a(), vector(&args), offset)
 }
 
 /// `pwritev2(fd, pieces, count, offset, , flags)`.
 pub fn pwritev2(args: Args<'_>) -> Result {
     let offset = at_with_flags(&args)?;
-    write_from(args.a(), &pieces(args.b(), args.c())?, offset)
+    write_from(args.a(), vector(&args), offset)
 }
 
 /// `lseek(fd, offset, whence)`.
@@ -183,9 +232,17 @@ fn copy(
                 break;
             }
         };
-        let piece = &bytes[..read as usize];
-        let written = Transfer::from_kernel(piece, |out| to.write(out, to_at));
-        let done = *written.as_ref().unwrap_or(&0);
+        let (mut done, mut written) = (0, Ok(0));
+        // A write that ends early is followed by a write of the rest, which has the error.
+        while done < read {
+            let piece = &bytes[done as usize..read as usize];
+            let at = to_at.map(|at| at + done);
+            written = Transfer::from_kernel(piece, |out| to.write(out, at));
+            match written {
+                Ok(part) if part != 0 => done += part,
+                _ => break,
+            }
+        }
         from_at = from_at.map(|at| at + done);
         to_at = to_at.map(|at| at + done);
         moved += done;
@@ -254,11 +311,17 @@ pub fn copy_file_range(args: Args<'_>) -> Result {
             _ => return Err(Errno::EINVAL),
         }
     }
+    if !from.reads() || !to.writes() || to.flags() & nr::O_APPEND != 0 {
+        return Err(Errno::EBADF);
+    }
     let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
-    let len = args.e().min(MAX_BYTES);
-    if Arc::ptr_eq(&from.inode, &to.inode)
-        && from_at.or_position(&from)?.abs_diff(to_at.or_position(&to)?) < len
-    {
+    let (first, target) = (from_at.or_position(&from)?, to_at.or_position(&to)?);
+    let limit = size::limit();
+    if target >= limit {
+        return Err(size::exceeded());
+    }
+    let len = args.e().min(MAX_BYTES).min(limit - target);
+    if Arc::ptr_eq(&from.inode, &to.inode) && first.abs_diff(target) < len {
         return Err(Errno::EINVAL);
     }
     let moved = copy((&from, from_at.at), (&to, to_at.at), len)?;
