@@ -17,7 +17,7 @@ use crate::settings::{Assignment, Settings};
 use crate::stat;
 use faultless::{Counter, PAGE_SIZE};
 use faultless_native::tlb::PROCESSOR;
-use faultless_workload::{Outcome, Workload};
+use faultless_workload::{Outcome, ParamError, Workload};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -40,6 +40,17 @@ struct Ran {
     together: Option<Outcome>,
 }
 
+/// Converts an error in a parameter to an error that names the option of the command.
+fn usage(error: ParamError) -> CliError {
+    CliError::Usage(match error {
+        ParamError::BadValue { param, value, expected, .. } => {
+            let option = if param == "threads" { "processes" } else { param };
+            format!("--{option} {value}: expected {expected}")
+        }
+        other => other.to_string(),
+    })
+}
+
 /// Runs the workload with both settings, and compares them.
 pub fn run(args: &TextArgs) -> Result<(), CliError> {
     let workload = |processes: u16| {
@@ -48,7 +59,7 @@ pub fn run(args: &TextArgs) -> Result<(), CliError> {
             format!("passes={}", args.passes),
             format!("threads={processes}"),
         ];
-        Workload::parse("text", params).map_err(|error| CliError::Usage(error.to_string()))
+        Workload::parse("text", params).map_err(usage)
     };
     let (alone, together) = (Arc::new(workload(1)?), Arc::new(workload(args.processes)?));
     let mut json = Json::open(&args.json, &[])?;

@@ -118,7 +118,8 @@ fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
     let wrong: [(&[&str], &[&str]); 53] = [
-        (&["text", "--size", "1"], &["size=1", "from 4K to 64T"]),
+        (&["text", "--size", "1"], &["--size 1: expected", "from 4K to 64T"]),
+        (&["text", "--passes", "0"], &["--passes 0: expected", "a number from 1"]),
         (&["text", "--processes", "1"], &["--processes", "2..=64"]),
         (&["stat", "pft", "--set", order[0]], &order),
         (&["compare", "--set", order[0]], &order),
@@ -191,12 +192,15 @@ fn unwritable_result_file_is_reported_before_the_run() {
     for args in [
         &["stat", "pft", "size=64K", "--json", "/nowhere/x.jsonl"][..],
         &["compare", "--quick", "--only", "pft", "--json", "/nowhere/x.jsonl"],
+        &["compare", "--quick", "--only", "pft", "--html", "/nowhere/x.html"],
         &["replay", "python", "--json", "/nowhere/x.jsonl"],
+        &["replay", "python", "--html", "/nowhere/x.html"],
     ] {
         let ran = faultless(args);
         assert_eq!(ran.out, "");
         let error = ran.fails(1);
-        assert!(error.contains("--json /nowhere/x.jsonl: No such file"), "{error}");
+        let [.., option, file] = args else { unreachable!("each has an option") };
+        assert!(error.contains(&format!("{option} {file}: No such file")), "{error}");
     }
 }
 
