@@ -83,6 +83,10 @@ pub(crate) struct Clock {
     /// The maximum number of frames that the last background reclaim could make available; the
     /// largest number if the reclaim reached its goal.
     reach: AtomicU64,
+    /// The start of the present round of the hand of all nodes, for a lowered `reach`.
+    round: AtomicU64,
+    /// The number of frames evicted in this round.
+    evicted_in_round: AtomicU64,
     pub(super) demotion: [Backoff; MAX_NODES],
 }
 
@@ -100,6 +104,35 @@ impl Clock {
         most.min(self.reach.load(Ordering::Relaxed) / 4)
     }
 
+    /// Lowers the reach to `frames`.
+    fn lower_reach(&self, frames: u64) {
+        self.reach.store(frames, Ordering::Relaxed);
+        self.begin_round();
+    }
+
+    /// Begins a round of the hand.
+    fn begin_round(&self) {
+        self.round.store(self.all.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.evicted_in_round.store(0, Ordering::Relaxed);
+    }
+
+    /// Records the eviction of `frames` frames by the hand of all nodes, which scans `total` frames
+    /// in a round. If one round evicts more frames than a lowered reach, more frames can become
+    /// available by now: the next background reclaim has its full goal. Concurrent calls may lose
+    /// or double some frames, which only changes the time of this.
+    fn note_evicted(&self, frames: u64, total: u64) {
+        let reach = self.reach.load(Ordering::Relaxed);
+        if reach == u64::MAX {
+            return;
+        }
+        let hand = self.all.load(Ordering::Relaxed);
+        if hand.wrapping_sub(self.round.load(Ordering::Relaxed)) >= total {
+            self.begin_round();
+        } else if self.evicted_in_round.fetch_add(frames, Ordering::Relaxed) + frames > reach {
+            self.reach.store(u64::MAX, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the clock for a machine of `frames` frames.
     ///
     /// # Errors
@@ -108,8 +141,9 @@ impl Clock {
         let hands = core::array::from_fn(|_| AtomicU64::new(0));
         let evicted = Evicted::try_new(frames)?;
         let (ahead, demotion) = (Backoff::new(), core::array::from_fn(|_| Backoff::new()));
+        let [all, round, evicted_in_round] = core::array::from_fn(|_| AtomicU64::new(0));
         let reach = AtomicU64::new(u64::MAX);
-        Ok(Self { hands, all: AtomicU64::new(0), evicted, ahead, reach, demotion })
+        Ok(Self { hands, all, evicted, ahead, reach, round, evicted_in_round, demotion })
     }
 }
 
@@ -169,21 +203,26 @@ impl<M: Machine> Cpu<'_, M> {
         if self.state().evicting.get() {
             return 0;
         }
-        let looks = self.frames_of(Over::All) * ROUNDS;
-        self.go_over(Over::All, looks, is_enough, Purpose::Evict, |chosen| {
-            let freed = self.evict(chosen);
-            // Other private pages would stay, too, and seem unused the next time.
-            let goes_on = freed != 0 || self.state().awaits_turn.get() || !self.swaps_elsewhere();
-            goes_on.then_some(freed)
-        })
+        let total = self.frames_of(Over::All);
+        let evicted =
+            self.go_over(Over::All, total * ROUNDS, is_enough, Purpose::Evict, |chosen| {
+                let freed = self.evict(chosen);
+                // Other private pages would stay, too, and seem unused the next time.
+                let goes_on =
+                    freed != 0 || self.state().awaits_turn.get() || !self.swaps_elsewhere();
+                goes_on.then_some(freed)
+            });
+        self.vm().clock.note_evicted(evicted, total);
+        evicted
     }
 
     /// Reclaims in the background if memory will be short soon: if less than 3/32 (9 %) of all
     /// memory, or of the knob `frame_limit`, is free. It stops when 1/8 is free, including frames
     /// that wait for a deferred flush, or when no more pages can be evicted. If the rest of memory
-    /// cannot be evicted, a quarter of the evictable and free frames replaces the 1/8. CPUs flush
-    /// at a convenient time, unless less than 1/16 is free. Returns how many frames were released.
-    /// For a low-priority kernel thread, with calls at any rate.
+    /// cannot be evicted, a quarter of the evictable and free frames replaces the 1/8, until 1/8 is
+    /// free, or one round over memory evicts more frames than this sum. CPUs flush at a convenient
+    /// time, unless less than 1/16 is free. Returns how many frames were released. For a
+    /// low-priority kernel thread, with calls at any rate.
     pub fn reclaim_ahead(&self) -> u64 {
         let frames = &self.vm().frames;
         let mut freed = 0;
@@ -215,7 +254,7 @@ impl<M: Machine> Cpu<'_, M> {
                 if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
                     // The scan covered all of memory. No CPU can have taken frames that were never
                     // free.
-                    clock.reach.store(before + got, Ordering::Relaxed);
+                    clock.lower_reach(before + got);
                 }
                 // Other CPUs may have been faster, or are working.
                 backoff.tried(got >= WORTH || is_enough(0) || self.swaps_elsewhere());

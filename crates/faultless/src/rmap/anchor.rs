@@ -164,6 +164,13 @@ impl Anchors {
         }
     }
 
+    /// Returns whether the space of `core` is the only space of its family: no other space has its
+    /// anonymous pages, and no other space gets them until the space forks.
+    pub(crate) fn is_alone(&self, core: &Core, wait: &impl Wait) -> bool {
+        let Some(record) = self.record(core.kin.anchor) else { return false };
+        members(&record.holder.lock(wait)).nth(1).is_none()
+    }
+
     /// Removes an ending space from its family, and ends the family with its last space.
     pub(crate) fn remove(&self, core: &Shared<Core>, wait: &impl Wait) {
         let anchor = core.kin.anchor;

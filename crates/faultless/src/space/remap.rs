@@ -436,8 +436,12 @@ impl<M: Machine> Writing<'_, '_, M> {
     }
 
     /// Looks for shared pages in `from`, which is about to move, and allocates the memory of their
-    /// notes.
+    /// notes. Skips the pages of a space without relatives, which shares its pages with no other
+    /// space: a fork that begins now waits for the claim.
     fn reserve_notes(&self, from: VirtRange) -> Result<Moving, OutOfMemory> {
+        if self.cpu.vm().anchors.is_alone(&self.space.core, self.cpu) {
+            return Ok(Moving::default());
+        }
         let (mut shares, mut runs, mut last) = (false, 0, None);
         let mut look = |addr: u64, slot: &AtomicU64| {
             // Another CPU may migrate the page at this time; then the metadata may be of another

@@ -316,3 +316,50 @@ fn an_unreachable_goal_does_not_evict_used_pages() {
     space.mlock(&cpu, AT, USED * P, MemoryLock::No).unwrap();
     finish(&cpu, space, Vec::from([file]));
 }
+
+/// Pages of a file replace private memory step by step, while memory is short: the goal of
+/// background reclaim rises with the evictable pages.
+#[test]
+fn a_lowered_goal_rises_with_the_evictable_pages() {
+    const FRAMES: u64 = 1024;
+    const PAGES: u64 = 2000;
+    let vm = guest::vm(1, FRAMES as u32);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(PAGES, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, PAGES), Prot::READ, SHARED, (&file, 0));
+    // Private memory without a swap area.
+    let (first, flags) = (AT + PAGES * P, MapFlags::PRIVATE | MapFlags::ANONYMOUS);
+    let flags = flags | MapFlags::FIXED | MapFlags::NORESERVE;
+    space.mmap(&cpu, first, FRAMES * P, RW, flags).unwrap();
+    let mut private = 0;
+    while vm.free_frames() > 90 {
+        store(&cpu, &space, first + private * P, 1).unwrap();
+        private += 1;
+    }
+    let mut next = 0;
+    let mut read = |pages: u64| {
+        let most = (0..pages).map(|_| {
+            assert_eq!(load(&cpu, &space, AT + next * P), Ok(next + 1));
+            next = (next + 1) % PAGES;
+            cpu.reclaim_ahead();
+            cpu.drain();
+            vm.free_frames()
+        });
+        most.max().unwrap()
+    };
+    // Reclaim scans all of memory without success.
+    read(80);
+    let few = read(80);
+    assert!(few < FRAMES / 16, "{few} frames are free beside private memory");
+    for part in (0..private - 64).step_by(16) {
+        space.munmap(&cpu, first + part * P, 16 * P).unwrap();
+        let most = read(16);
+        assert!(most < FRAMES / 8, "{most} frames are free: memory is not short");
+    }
+    let most = read(4 * FRAMES);
+    assert!(most >= FRAMES / 8, "{most} frames are free at most, of {FRAMES}");
+    space.mlock(&cpu, AT, PAGES * P, MemoryLock::No).unwrap();
+    finish(&cpu, space, Vec::from([file]));
+}

@@ -748,3 +748,35 @@ fn thousands_of_singly_moved_pages_are_found() {
     assert_eq!(space.core.moves.count(), 0, "notes end with their pages");
     space.exit(&cpu);
 }
+
+/// A pin is a second reference to a page that no other space shares. A move searches for no shared
+/// pages and makes no note until the space has a child.
+#[test]
+fn mremap_makes_no_notes_in_a_space_without_relatives() {
+    let vm = two_nodes(512);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    map(&cpu, &space, 0, 4, RW);
+    (0..4).for_each(|page| store(&cpu, &space, AT + page * P, page + 1).unwrap());
+    let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let (there, away) = (AT + 100 * P, AT + 200 * P);
+    let remap = |from, to| space.mremap(&cpu, from, 4 * P, 4 * P, flags, to).unwrap();
+    let pins = space.pin(&cpu, AT, 4 * P, true).unwrap();
+    remap(AT, there);
+    assert_eq!(space.core.moves.count(), 0);
+    drop(pins);
+    check(&cpu, &[&space], &[], 0);
+    let child = space.fork(&cpu).unwrap();
+    remap(there, away);
+    assert_eq!(space.core.moves.count(), 1);
+    check(&cpu, &[&space, &child], &[], 0);
+    child.exit(&cpu);
+    remap(away, there);
+    assert_eq!(space.core.moves.count(), 0);
+    let pages: Vec<_> = (0..4).map(|page| there + page * P).collect();
+    let mut nodes = [Ok(9); 4];
+    space.move_pages(&cpu, &pages, 1, true, &mut nodes).unwrap();
+    assert_eq!(nodes, [Ok(1); 4], "all are found");
+    check(&cpu, &[&space], &[], 0);
+    space.exit(&cpu);
+}
