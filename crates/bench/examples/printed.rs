@@ -33,7 +33,7 @@ fn judge(file: &str) -> Result<bool, String> {
     let lines: Result<Vec<Value>, _> = text.lines().map(serde_json::from_str).collect();
     let lines = lines.map_err(|error| format!("{file}: {error}"))?;
     let printed: BTreeMap<String, BTreeMap<String, f64>> =
-        toml::from_str(include_str!("../../cli/faults.toml"))
+        toml::from_str(include_str!("../../analysis/faults.toml"))
             .map_err(|error| format!("faults.toml: {error}"))?;
     let (mut all, mut out) = (true, std::io::stdout().lock());
     for (fault, policies) in printed {

@@ -2,20 +2,154 @@
 //! as it arrives, returns its exit status, and prints the kernel's counters in the form of
 //! `perf stat`.
 
-use crate::args::{AccelArg, BootArgs, ClockArg};
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::plural;
+use crate::report::json::Json;
 use crate::report::perf_stat::PerfStat;
-use crate::report::say;
-use crate::settings::Settings;
-use crate::suggest;
+use crate::report::{JsonArgs, say};
+use crate::set::SetArgs;
+use clap::ValueEnum;
+use faultless_analysis::number::plural;
+use faultless_analysis::settings::Settings;
+use faultless_analysis::{Context, Number, suggest};
 use faultless_boot::accel::{kvm_opens, kvm_works};
-use faultless_boot::{Accel, BootError, Clock, Disk, End, Limits, Machine, Program, Run, Streams};
+use faultless_boot::{
+    Accel, BootError, Clock, Disk, End, Limits, Machine, Nodes, Program, Run, Streams,
+};
+use faultless_workload::Kind;
 use nix::sys::signal::Signal;
 use serde_json::Map;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless boot ./hello
+  faultless boot --cpus 4 --set locking=per_vma ./stress --threads 4
+  faultless boot --files ./root ./root/bin/busybox sh -c 'ls -l / | sort'
+  faultless boot --memory 256M --swap 1G ./app   use more than the memory
+  faultless boot --accel tcg ./app               do not try KVM
+  faultless boot --clock deterministic ./app     reproducible runs")]
+pub struct BootArgs {
+    /// Set the number of CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub cpus: u16,
+    /// Set the memory size, from 32M to less than 1T, such as 512M or 2G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    pub memory: u64,
+    /// Divide the memory left to programs into one to eight nodes, by shares: 1:4 gives the second
+    /// node four fifths. CPUs are in the first node, and allocation takes its pages first. Used
+    /// pages are promoted to the first node and cold pages demoted; `move_pages` moves pages, too
+    #[arg(long, value_name = "A:B", default_value_t)]
+    pub nodes: Nodes,
+    /// Show DIR to the program as its file system
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
+    /// Put the files on a disk instead of in memory, and read pages on demand. Pages that programs
+    /// store to stay in memory. Holes of files take space in the disk's image, which is a temporary
+    /// file
+    #[arg(long)]
+    pub disk: bool,
+    /// Add a swap disk of SIZE, in whole MiB from 1M to less than 1T. When memory is short, private
+    /// pages of the program are written to this disk, and read back on demand. Its image is a
+    /// temporary file that grows with the data written
+    #[arg(long, value_name = "SIZE", value_parser = swap)]
+    pub swap: Option<u64>,
+    /// Start the program in this directory, as seen by the program [default: /]
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<OsString>,
+    /// Set an environment variable; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<String>,
+    /// Select the clock: `deterministic` counts an instruction as a nanosecond, and CPUs take turns
+    #[arg(long, value_enum, default_value_t = ClockArg::Real)]
+    pub clock: ClockArg,
+    /// Select the accelerator that executes the program's instructions
+    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
+    pub accel: AccelArg,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Account for every frame of memory at the end; a missing frame is an error
+    #[arg(long)]
+    pub check: bool,
+    /// Break the kernel on purpose, for tests
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub plant: Vec<String>,
+    /// Boot this kernel instead of the bundled one
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub kernel: Option<PathBuf>,
+    /// Stop the program after this number of seconds; the exit status is then 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Run this program. All words after its name are its arguments, options included
+    #[arg(value_names = ["PROGRAM", "ARGS"], required = true, num_args = 1.., trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+impl BootArgs {
+    /// Returns the program.
+    pub fn program(&self) -> &Path {
+        Path::new(self.command.first().map_or("".as_ref(), OsString::as_os_str))
+    }
+
+    /// Returns the arguments of the program.
+    pub fn args(&self) -> &[OsString] {
+        self.command.get(1..).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccelArg {
+    /// KVM if a machine runs under KVM (probed for up to one second), otherwise QEMU
+    Auto,
+    /// The host's processor
+    Kvm,
+    /// QEMU, by translation
+    Tcg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ClockArg {
+    /// The host's time; CPUs run in parallel
+    Real,
+    /// Instructions; CPUs take turns, and runs are reproducible, except for the time of a disk
+    Deterministic,
+}
+
+/// The longest permitted timeout of a program.
+const LONGEST: Duration = Duration::from_secs(1000 * 86_400);
+
+/// Parses a size of memory, in bytes.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = Kind::Size.parse(text).filter(|bytes| (32 << 20..1 << 40).contains(bytes));
+    bytes.ok_or_else(|| "a size from 32M to less than 1T, as 512M or 2G".to_owned())
+}
+
+/// Parses a size of a swap disk, in bytes.
+fn swap(text: &str) -> Result<u64, String> {
+    let is_fit = |bytes: &u64| (1 << 20..1 << 40).contains(bytes) && bytes.is_multiple_of(1 << 20);
+    let bytes = Kind::Size.parse(text).filter(is_fit);
+    bytes.ok_or_else(|| "a size in whole MiB, from 1M to less than 1T, as 256M or 2G".to_owned())
+}
+
+fn variable(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err("it has the form NAME=VALUE".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = seconds.filter(|time| !time.is_zero() && *time <= LONGEST);
+    let days = LONGEST.as_secs() / 86_400;
+    seconds.ok_or_else(|| format!("a number of seconds above 0, {days} days at most"))
+}
 
 /// The exit status of a run that exceeded its timeout, as `timeout` returns it.
 const TIMED_OUT: u8 = 124;

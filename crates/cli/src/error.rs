@@ -51,6 +51,17 @@ impl From<io::Error> for CliError {
     }
 }
 
+/// Errors of measurements and predictions; wrong inputs are bad arguments.
+impl From<faultless_analysis::Error> for CliError {
+    fn from(error: faultless_analysis::Error) -> Self {
+        match error {
+            faultless_analysis::Error::Closed => Self::Closed,
+            error if error.is_input() => Self::Usage(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// Errors of the bare machine; bad programs are bad arguments.
 impl From<BootError> for CliError {
     fn from(error: BootError) -> Self {

@@ -2,8 +2,8 @@
 
 use crate::error::CliError;
 use crate::report::table;
-use crate::settings::Settings;
 use faultless::{Counter, KNOBS};
+use faultless_analysis::settings::Settings;
 use faultless_native::TLB_COUNTERS;
 use faultless_native::tlb::PROCESSOR;
 use std::io::{self, Write};

@@ -1,12 +1,14 @@
 //! The `faultless` command: the effect of each memory mechanism on a program.
 //!
-//! - [`args`]: the command line;
-//! - [`settings`], [`run`]: one workload on one machine under one setting of the knobs;
+//! Measurements and predictions are in the library [`faultless_analysis`]. The command reads
+//! arguments, and prints results.
+//!
+//! - [`args`]: the commands;
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`],
-//!   [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands;
+//!   [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its arguments;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
-//! - [`host`]: memory that a run may take; [`suggest`]: suggestions for a wrong name;
+//! - [`set`]: the option `--set`;
 //! - [`interrupt`]: Ctrl-C makes a command print its results so far;
 //! - [`output`]: result files, which must not overwrite input files.
 
@@ -16,7 +18,6 @@ mod boot;
 mod calibrate;
 mod compare;
 mod error;
-mod host;
 mod html;
 mod interrupt;
 mod list;
@@ -25,11 +26,9 @@ mod profiles;
 mod record;
 mod replay;
 mod report;
-mod run;
 mod scale;
-mod settings;
+mod set;
 mod stat;
-mod suggest;
 mod text;
 mod versus;
 
@@ -77,7 +76,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Scale(args) => scale::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Workloads => list::workloads(),
-        Command::Profiles(args) => profiles::run(args.name.as_deref()),
+        Command::Profiles(args) => profiles::run(&args),
         Command::Knobs => list::knobs(),
         Command::Counters => list::counters(),
     }?;

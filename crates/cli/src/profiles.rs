@@ -3,11 +3,18 @@
 use crate::error::CliError;
 use crate::report::say;
 use crate::report::table;
-use crate::suggest;
+use faultless_analysis::suggest;
 use faultless_virtual::profile::{BUNDLED, ProfileError};
 use faultless_virtual::{Profile, profile::Section};
 use std::io::{self, Write};
 use std::path::Path;
+
+#[derive(Debug, clap::Args)]
+pub struct ProfilesArgs {
+    /// Print this bundled profile
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+}
 
 /// The rules of the format, beside the list of keys.
 const FORMAT: &str = "\
@@ -64,13 +71,13 @@ fn hint(name: &str) -> String {
     suggest::hint(name, BUNDLED.iter().map(|(known, _)| *known))
 }
 
-/// Prints the bundled profile `name` as a file, or the list of profiles and the format.
+/// Prints the bundled profile named by `args` as a file, or the list of profiles and the format.
 ///
 /// # Errors
 /// No bundled profile has this name.
-pub fn run(name: Option<&str>) -> Result<(), CliError> {
+pub fn run(args: &ProfilesArgs) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
-    if let Some(name) = name {
+    if let Some(name) = args.name.as_deref() {
         let found = BUNDLED.iter().find(|(known, _)| *known == name);
         let Some((_, text)) = found else {
             let names = BUNDLED.map(|(name, _)| name).join(", ");

@@ -1,6 +1,5 @@
 //! `faultless record`: runs `perf record` with the right options for this system.
 
-use crate::args::RecordArgs;
 use crate::error::CliError;
 use crate::output::{self, Replacing};
 use crate::report::say;
@@ -14,6 +13,28 @@ use std::process::{ExitCode, ExitStatus};
 
 /// The number that a shell adds to the number of the signal that ended a program.
 const SIGNALLED: i32 = 128;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless record -- python3 -c 'print(sum(range(10**6)))'
+  faultless record -o build.fltrace --compact -- make -j2
+  faultless record --lesser -- ./app     without permission for tracepoints")]
+pub struct RecordArgs {
+    /// Write the recording to FILE; an existing file is kept as FILE.old [default: perf.data, or
+    /// recording.fltrace with --compact]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write the small portable form (also selected by a name ending in .fltrace)
+    #[arg(long)]
+    pub compact: bool,
+    /// Accept an incomplete recording if permission for all events is missing
+    #[arg(long)]
+    pub lesser: bool,
+    /// Run this program, with its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub program: Vec<OsString>,
+}
 
 /// Records a program, and returns its exit status.
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {

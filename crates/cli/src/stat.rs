@@ -1,38 +1,73 @@
 //! `faultless stat`: one run of one workload, in the form of `perf stat`.
 
-use crate::args::{JsonArgs, MachineArg, StatArgs};
 use crate::error::CliError;
-use crate::host;
-use crate::html::{Html, Page};
+use crate::html::{Html, HtmlArgs, Page};
 use crate::interrupt;
 use crate::output;
 use crate::profiles;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::plural;
+use crate::report::json::Json;
 use crate::report::perf_stat::PerfStat;
-use crate::report::{self, say};
-use crate::run::{self, Sample};
+use crate::report::{self, JsonArgs, say};
 use crate::scale::page::{latencies, time};
-use crate::scale::subject::{PROFILE, Subject};
-use crate::settings::Settings;
-use crate::suggest;
+use crate::set::SetArgs;
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use faultless_analysis::number::plural;
+use faultless_analysis::scale::{PROFILE, Subject};
+use faultless_analysis::settings::Settings;
+use faultless_analysis::{Context, Error, Figures, Sample, host, run};
 use faultless_virtual::rates::Operation;
-use faultless_workload::{Kind, Linux, Outcome, PFT_HEADER, ParamError, Pft, System, Workload};
-use serde_json::{Map, Value};
+use faultless_workload::{Linux, Outcome, PFT_HEADER, System, Workload};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Memory of the native machine beyond the requirement of the workload, in bytes.
-const SPARE: u64 = 128 << 20;
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless stat pft size=256M threads=2
+  faultless stat page_fault1 seconds=2 --set locking=mmap_lock
+  faultless stat pft --set prefault_max_order=5 --set zeroed_pool=40000
+  faultless stat ebizzy threads=4 --machine linux")]
+pub struct StatArgs {
+    /// Run this workload
+    #[arg(value_parser = PossibleValuesParser::new(workloads()))]
+    pub workload: String,
+    /// Set parameters of the workload, such as `threads=2`; `faultless workloads` lists them
+    #[arg(value_name = "KEY=VALUE")]
+    pub params: Vec<String>,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Select the machine that runs the workload
+    #[arg(long, value_enum, default_value_t = MachineArg::Native)]
+    pub machine: MachineArg,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
+}
+
+/// The workloads: clap lists them, and suggests a similar name for a wrong one.
+fn workloads() -> Vec<PossibleValue> {
+    let all = faultless_workload::all().iter();
+    all.map(|info| PossibleValue::new(info.name).help(info.summary)).collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MachineArg {
+    /// The subsystem, on threads with a software MMU and TLB each
+    Native,
+    /// The host's own kernel
+    Linux,
+}
+
 /// The divisor of the memory written that gives the largest size of Linux's page tables for
 /// adjacent pages.
 const PAGE_TABLES: u64 = 256;
 
 /// Runs one workload.
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
-    let workload = Workload::parse(&args.workload, &args.params)
-        .map_err(|error| CliError::Usage(explained(&error)))?;
+    let workload = Workload::parse(&args.workload, &args.params).map_err(Error::Parameter)?;
     if args.machine == MachineArg::Linux && args.html.html.is_some() {
         let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: give one of them";
         return Err(CliError::Usage(why.into()));
@@ -57,12 +92,12 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
                 );
             }
             host::afford(&title, written.saturating_add(written / PAGE_TABLES))?;
-            let outcome = run::on_linux(&workload).map_err(|error| match error {
-                CliError::Failed(_) if interrupt::requested() => {
+            let outcome = run::on_linux(&workload).map_err(|error| match interrupt::requested() {
+                true => {
                     let why = "interrupted; Linux reports its counts only at the end of a workload: limit it with seconds=N";
                     CliError::failed(&title, why)
                 }
-                error => error,
+                false => error.into(),
             })?;
             let sample = Sample::of(&outcome);
             (outcome, sample, Context::of(&workload, Linux::new().machine(), None))
@@ -86,7 +121,7 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let text = counters(&format!("{title} on {on}"), &outcome, &sample).to_string();
     writeln!(out, "{text}\n")?;
     let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
-    write_json(&mut json, &context, &outcome, &sample)?;
+    json.outcome(&context, &outcome, &sample)?;
     html.write(|| page(&args.workload, context.cpus, &Settings::new(&args.set.set), &text))?;
     json.complete()
 }
@@ -121,16 +156,6 @@ fn page(
     Ok(Some(page))
 }
 
-/// Returns the description of the error, with a suggestion for an unknown parameter.
-pub fn explained(error: &ParamError) -> String {
-    match error {
-        ParamError::UnknownParam { name, known, .. } => {
-            format!("{error}{}", suggest::hint(name, known.split(", ")))
-        }
-        _ => error.to_string(),
-    }
-}
-
 fn native(
     title: &str,
     settings: &Settings,
@@ -152,7 +177,7 @@ fn native(
         stat.counters(&counters, seconds);
         stat.time(seconds, "time elapsed");
         let told = writeln!(text, "{stat}\n").map_err(CliError::from);
-        let told = told.and_then(|()| json.interrupted(&context, &counters, seconds));
+        let told = told.and_then(|()| Ok(json.interrupted(&context, &counters, seconds)?));
         if let Err(error) = told {
             say!("faultless: {error}");
         }
@@ -164,14 +189,6 @@ fn native(
     drop(guard);
     let sample = Sample::of(&outcome);
     Ok((outcome, sample))
-}
-
-/// Returns the memory of a native machine that suffices for the workload, with an eighth for
-/// tables.
-pub fn memory(workload: &Workload) -> u64 {
-    let needs = workload.needs();
-    let wanted = needs.written.max(needs.largest);
-    wanted.saturating_add(wanted / 8).saturating_add(SPARE)
 }
 
 fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
@@ -205,63 +222,4 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
     stat.time(outcome.user, "user");
     stat.time(outcome.system, "sys");
     stat
-}
-
-/// Returns the parameters of `workload` in force: sizes in bytes, times in seconds.
-pub fn params(workload: &Workload) -> Map<String, Value> {
-    let value = |kind: Kind, value: u64| match kind {
-        Kind::Count(..) | Kind::Size => value.into(),
-        Kind::Seconds => (value as f64 / 1e6).into(),
-        Kind::Choice(_) => kind.show(value).into(),
-    };
-    let params = workload.params();
-    params.map(|(param, is)| (param.name.to_owned(), value(param.kind, is))).collect()
-}
-
-impl Context {
-    /// Creates the context of a run of `workload` under `settings`, or on Linux, which has no
-    /// settings.
-    pub fn of(workload: &Workload, machine: String, settings: Option<&Settings>) -> Self {
-        Self {
-            machine,
-            workload: workload.info().name.into(),
-            cpus: workload.crew().workers,
-            setting: settings.map_or("default".into(), Settings::label),
-            params: params(workload),
-            knobs: settings.map(Settings::knobs).unwrap_or_default(),
-        }
-    }
-}
-
-/// Writes the results of a run.
-pub fn write_json(
-    json: &mut Json,
-    context: &Context,
-    outcome: &Outcome,
-    sample: &Sample,
-) -> Result<(), CliError> {
-    json.sample(context, sample)?;
-    for (name, value) in &outcome.extras {
-        let unit = if *name == Pft::GIGABYTES { "GiB" } else { "count" };
-        json.write(context, name, unit, Number::Real(*value))?;
-    }
-    for (name, count) in &outcome.left {
-        json.write(context, name, "count", Number::Whole(*count))?;
-    }
-    if !outcome.allocations.is_empty() {
-        let count = Number::Whole(outcome.allocations.len() as u64);
-        json.write(context, "allocations", "count", count)?;
-    }
-    for (of_thousand, name) in
-        [(500, "allocation_p50"), (990, "allocation_p99"), (999, "allocation_p99_9")]
-    {
-        if let Some(took) = outcome.allocation(of_thousand) {
-            json.write(context, name, "ns", Number::Real(took))?;
-        }
-    }
-    if let Some(mean) = outcome.footprint.mean() {
-        json.write(context, "frames_in_use_mean", "count", Number::Real(mean))?;
-        json.write(context, "frames_in_use_most", "count", Number::Whole(outcome.footprint.most))?;
-    }
-    Ok(())
 }

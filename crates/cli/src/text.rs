@@ -5,21 +5,42 @@
 //! second process. Each run has a new machine, so that no run depends on the memory state of an
 //! earlier run.
 
-use crate::args::TextArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::json::{Context, Json};
-use crate::report::number::{grouped, percent, processes};
+use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::report::{self, table};
-use crate::run::{self, Sample};
-use crate::settings::{Assignment, Settings};
-use crate::stat;
+use crate::report::{self, JsonArgs, table};
+use crate::set::SetArgs;
 use faultless::{Counter, PAGE_SIZE};
+use faultless_analysis::number::{grouped, percent, processes};
+use faultless_analysis::settings::{Assignment, Settings};
+use faultless_analysis::{Context, Figures, Observer, Sample, run};
 use faultless_native::tlb::PROCESSOR;
 use faultless_workload::{Outcome, ParamError, Workload};
 use std::io::Write;
 use std::sync::Arc;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless text
+  faultless text --size 471816K     as large as the published program
+  faultless text --passes 1 --set fault_around_pages=1")]
+pub struct TextArgs {
+    /// Set the size of the program's code, such as 64M or 471816K
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub size: String,
+    /// Call a function of each page N times
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub passes: u64,
+    /// Set the number of processes that run the program, to measure shared frames
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub processes: u16,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
 
 /// The knob, and its settings: off, on.
 const KNOB: &str = "huge_text";
@@ -77,12 +98,12 @@ pub fn run(args: &TextArgs) -> Result<(), CliError> {
             progress.begin(&format!("{name}, {}", processes(crew.into())));
             let (shared, under) = (workload.clone(), settings.clone());
             let ran = interrupt::unless_requested(move || {
-                let native = run::machine(stat::memory(&shared), shared.crew().workers)?;
+                let native = run::machine(run::memory(&shared), shared.crew().workers)?;
                 run::on_native(&native, &under, &shared)
             });
             let Some(outcome) = ran.transpose()? else { return Ok(None) };
             let context = Context::of(workload, "native".into(), Some(&settings));
-            stat::write_json(&mut json, &context, &outcome, &Sample::of(&outcome))?;
+            json.outcome(&context, &outcome, &Sample::of(&outcome))?;
             progress.advance(1);
             Ok::<_, CliError>(Some(outcome))
         };

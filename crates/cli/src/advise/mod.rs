@@ -1,56 +1,66 @@
 //! `faultless advise`: the cost of a program's page faults on this host, and the settings of
 //! today's Linux that reduce it.
 //!
-//! The program is [recorded](crate::record) once, and runs once without a recorder. The recording
-//! yields the effect of each setting in faults ([`findings`]), measurements on this host the cost
-//! of a fault ([`costs`]), and their product is the advice ([`items`]). With `--try` each setting
-//! that can be applied to one run is applied ([`once`]), and the prediction is printed beside the
-//! measurement ([`trial`]).
+//! The program is [recorded](crate::record) once, and runs once without a recorder. With `--try`
+//! each setting that can be applied to one run is [tried](trial).
 
-mod allocator;
-mod collector;
-mod costs;
-mod counter;
-mod findings;
-mod heap;
-mod interval;
-mod items;
-mod once;
-mod preload;
 mod print;
-mod program;
-mod runtime;
-mod supervise;
-mod sysfs;
-mod thp_flag;
 mod trial;
 
-use crate::args::AdviseArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{FOR_OWNER, Replacing};
 use crate::record::{self, exit_code};
-use crate::replay::source::{self, Input, Source};
+use crate::replay::source::{self, Input};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::report::{self, say};
-use collector::Collector;
-use costs::Meter;
+use crate::report::{self, JsonArgs, say};
+use clap::ArgGroup;
+use faultless_analysis::advise::answer::Answer;
+use faultless_analysis::advise::program::Program;
+use faultless_analysis::advise::{Measured, STEPS, measure};
+use faultless_analysis::replay::Source;
 use faultless_trace::plan::Plan;
 use faultless_trace::record::{RecordError, Signals, find_program};
-use findings::Findings;
-use items::Apply;
-use once::once;
-use print::Answer;
-use program::Program;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
-use sysfs::{Shmem, Sizes};
 
-/// Rounds in which costs are measured before anything is predicted.
-const ROUNDS: usize = 7;
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("subject").args(["recording", "program"]).required(true))]
+#[command(override_usage = "\
+faultless advise [OPTIONS] -- <CMD>...
+       faultless advise [OPTIONS] <FILE|NAME>")]
+#[command(after_help = "\
+Examples:
+  faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'
+  faultless advise app.fltrace
+  faultless advise --try -- ./app
+  faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
+pub struct AdviseArgs {
+    /// Analyse this recording: a file, or the name of a bundled one
+    #[arg(value_name = "FILE|NAME")]
+    pub recording: Option<PathBuf>,
+    /// Apply each setting to runs of the program, and measure the saving
+    #[arg(long = "try", conflicts_with = "recording")]
+    pub trial: bool,
+    /// With --try, run N pairs for each setting, one run of each pair without the setting
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    pub rounds: u16,
+    /// Permit changes of system-wide settings (sizes of huge pages) during measurements. They are
+    /// restored afterwards, also if the command is killed
+    #[arg(long)]
+    pub sysfs: bool,
+    /// Accept an incomplete recording if permission for all events is missing
+    #[arg(long)]
+    pub lesser: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Run this program, with its arguments
+    #[arg(last = true, value_name = "CMD")]
+    pub program: Vec<OsString>,
+}
 
 /// Returns `error` of a recording, with a hint about `--` if `file` is the name of a program.
 fn behind(file: &Path, error: CliError) -> CliError {
@@ -65,7 +75,6 @@ fn behind(file: &Path, error: CliError) -> CliError {
 
 /// Records or reads, counts, measures, and prints. Returns the exit status of the program.
 pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
-    let inputs: Vec<&Path> = args.recording.iter().map(|file| file.as_path()).collect();
     let name = args.program.first().map(OsString::as_os_str);
     let found = name.map(|name| {
         find_program(name).map_err(|error| {
@@ -73,19 +82,11 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         })
     });
     let found = found.transpose()?;
-    let inputs: Vec<&Path> = inputs.into_iter().chain(found.as_deref()).collect();
+    let inputs: Vec<&Path> =
+        args.recording.as_deref().into_iter().chain(found.as_deref()).collect();
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut source, status) = match &args.recording {
-        Some(file) => {
-            interrupt::install();
-            match source::open(file).map_err(|error| behind(file, error))? {
-                Input::Recording(source) => (*source, None),
-                Input::Addresses(name, _) => {
-                    let why = "a trace of addresses has no faults; give a recording of `faultless record`";
-                    return Err(CliError::Usage(format!("{name}: {why}")));
-                }
-            }
-        }
+        Some(file) => (read(file)?, None),
         None => {
             let (source, status, daemon) = recorded(args)?;
             if daemon {
@@ -108,56 +109,44 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let program = Program::of(name, &source.trace);
     // The advice needs no plan for concurrent threads.
     source.plan = Plan::default();
-    let progress = Progress::on_terminal(Findings::STEPS + ROUNDS as u64);
-    let (sizes, shmem) = (Sizes::read(), Shmem::read());
-    let mut findings = Findings::of(&source, program, sizes, shmem, &progress)?;
-    let mut meter = Meter::new(args.sysfs, findings.census.shared > 0)?;
-    let mut plain = None;
-    for round in 0..ROUNDS {
-        // One round suffices for a result. Without a plain run, the result uses the time of the
-        // recording.
-        if round > 0 && interrupt::requested() {
-            break;
-        }
-        progress.begin("measures what a page costs");
-        meter.round()?;
-        progress.advance(1);
-        // The plain run is in the middle of the rounds, so that both run under the same load.
-        if plain.is_none() && status.is_some() {
-            progress.print(|| {
-                say!(
-                    "faultless: the program runs a second time, without the recorder; its output is dropped, and Ctrl-C ends this run"
-                );
-                Ok::<_, CliError>(())
-            })?;
-            progress.begin("runs the program without the recorder");
-            plain = once(&args.program, &Apply::Nothing)?;
-            if program.go && !runtime::chosen() && !interrupt::requested() {
-                findings.collector = Some(Collector::of_run(&args.program)?);
-            }
-        }
-    }
+    let progress = Progress::on_terminal(STEPS);
+    let command = status.is_some().then_some(&args.program[..]);
+    let measured = measure(&source, program, command, args.sysfs, &progress)?;
     drop(progress);
-    if plain.is_some_and(|run| run.thp_off) {
-        findings.switch_huge_off();
-    }
-    let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
-    let (mut out, style) = report::output(&args.json);
-    let context = answer.context(&source, args);
-    answer.print(&mut *out, style)?;
-    answer.json(&mut json, &context)?;
-    if args.trial && !interrupt::requested() {
-        trial::run(
-            args,
-            &findings,
-            &mut meter,
-            &answer,
-            (&mut *out, style),
-            (&mut json, &context),
-        )?;
-    }
+    advise(args, &source, measured, &mut json)?;
     json.complete()?;
     Ok(code)
+}
+
+/// Reads a recording.
+fn read(file: &Path) -> Result<Source, CliError> {
+    interrupt::install();
+    match source::open(file).map_err(|error| behind(file, error))? {
+        Input::Recording(source) => Ok(*source),
+        Input::Addresses(name, _) => {
+            let why = "a trace of addresses has no faults; give a recording of `faultless record`";
+            Err(CliError::Usage(format!("{name}: {why}")))
+        }
+    }
+}
+
+/// Prints the answer, and tries the advice if requested.
+fn advise(
+    args: &AdviseArgs,
+    source: &Source,
+    measured: Measured,
+    json: &mut Json,
+) -> Result<(), CliError> {
+    let Measured { findings, mut meter, plain } = measured;
+    let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
+    let (mut out, style) = report::output(&args.json);
+    let context = answer.context(source, &args.program, args.sysfs);
+    print::print(&answer, &mut *out, style)?;
+    answer.figures(json, &context)?;
+    if args.trial && !interrupt::requested() {
+        trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context))?;
+    }
+    Ok(())
 }
 
 /// Records the program, which keeps its input and output. Also returns whether processes of the

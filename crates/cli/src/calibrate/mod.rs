@@ -1,54 +1,49 @@
 //! `faultless calibrate`: a profile of this machine for the virtual machine, and its predictions.
-//!
-//! The calibrated machine is the native machine: threads with a software MMU. Hardware costs
-//! (frequency, cache lines, zeroing) are measured directly ([`hardware`], and faults of the host in
-//! [`faults`]). The cost of a path of the subsystem is measured on the native machine, and the
-//! number of the profile is [fitted](fit) so that the simulated path takes as long. A
-//! [check](check) predicts workloads and measures them. No number is fitted to a workload.
 
 mod check;
-pub mod faults;
-mod fit;
-pub mod hardware;
 mod prefault;
-mod probe;
-mod profile;
 
-use crate::args::CalibrateArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
 use crate::profiles;
-use crate::report::json::{Context, Json, Number};
+use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::report::{self, Style, filled, table};
-use crate::settings::{Settings, ahead_of_policies};
+use crate::report::{self, JsonArgs, Style, filled, table};
+use crate::set::SetArgs;
+use faultless_analysis::calibrate::fit::Fitted;
+use faultless_analysis::calibrate::profile::REMARKS;
+use faultless_analysis::calibrate::{MEASURE_STEPS, Measurements, Scope, measure};
+use faultless_analysis::settings::{Settings, ahead_of_policies};
 use faultless_virtual::Profile;
-use faults::Faults;
-use fit::{Fitted, STEPS};
-use hardware::Effort;
-use serde_json::Map;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// The extent of the calibration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Few rounds, two workloads, and no recording.
-    Quick,
-    /// Everything.
-    All,
-}
-
-impl Scope {
-    /// Returns the rounds of a measurement, of which the quietest counts. Workloads have twice as
-    /// many.
-    const fn rounds(self) -> usize {
-        match self {
-            Self::Quick => 2,
-            Self::All => 15,
-        }
-    }
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless calibrate
+  faultless calibrate --output mine.toml --check
+  faultless calibrate --profile mine.toml     check a profile again
+  faultless scale pft --profile ./mine.toml   use it
+  faultless profiles                          the format of a profile")]
+pub struct CalibrateArgs {
+    /// Write the profile to FILE, which is replaced when the profile is complete
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Predict workloads and recordings with the profile, and measure them
+    #[arg(long)]
+    pub check: bool,
+    /// Check this profile instead of measuring a new profile
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "output")]
+    pub profile: Option<String>,
+    /// Run fewer rounds, and check two workloads only, as a demonstration
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
 }
 
 /// Measures, fits, writes and checks.
@@ -71,16 +66,17 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let checked = given.is_some() || args.check;
     let profile = match given {
         Some(profile) => Some(profile),
-        None => match measure(scope)? {
-            Some((profile, fitted, faults)) => {
-                print(&mut *out, &profile, &fitted, style)?;
-                let fits = fitted.iter().all(fit::Fitted::fits);
-                prefault::print(&mut *out, &faults, (&profile, fits), style)?;
-                write_json(&mut json, &profile, &faults)?;
+        None => match measured(scope)? {
+            Some(measured) => {
+                let Measurements { profile, fitted, faults } = &measured;
+                print(&mut *out, profile, fitted, style)?;
+                let fits = fitted.iter().all(Fitted::fits);
+                prefault::print(&mut *out, faults, (profile, fits), style)?;
+                measured.figures(&mut json)?;
                 if let Some(output) = output {
-                    output.write(profile.to_toml(&profile::REMARKS).as_bytes())?;
+                    output.write(profile.to_toml(&REMARKS).as_bytes())?;
                 }
-                Some(profile)
+                Some(measured.profile)
             }
             None => None,
         },
@@ -94,50 +90,10 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     json.complete()
 }
 
-/// The measurements: the profile, the quality of its fit, and the cost of the host's own faults.
-type Measurements = (Profile, Vec<Fitted>, Faults);
-
 /// Measures and fits; `None` if the user interrupted the command.
-fn measure(scope: Scope) -> Result<Option<Measurements>, CliError> {
-    let effort = Effort { rounds: scope.rounds() };
-    let cpus = hardware::two_cpus()?;
-    let mut profile = profile::base()?;
-    let progress = Progress::new((profile::FIGURES.len() + 2 * STEPS.len() + 1) as u64);
-    for (what, figure) in profile::FIGURES {
-        progress.begin(what);
-        let mut with = profile.clone();
-        // Some of the measurements take seconds.
-        let measured = interrupt::unless_requested(move || {
-            figure(&mut with, effort, cpus)?;
-            Ok::<_, CliError>(with)
-        });
-        let Some(with) = measured.transpose()? else { return Ok(None) };
-        profile = with;
-        progress.advance(1);
-    }
-    progress.begin("page faults of the host");
-    let faults = faults::host_faults(effort)?;
-    progress.advance(1);
-
-    let machine = probe::machine()?;
-    let mut native = [0.0; STEPS.len()];
-    for (step, native) in STEPS.iter().zip(&mut native) {
-        if interrupt::requested() {
-            return Ok(None);
-        }
-        progress.begin(step.probe.name());
-        let rounds: Result<Vec<_>, _> =
-            (0..effort.rounds).map(|_| step.probe.natively(&machine)).collect();
-        let mut rounds = rounds?.into_iter();
-        *native = effort.smallest(|| rounds.next().unwrap_or(f64::INFINITY));
-        progress.advance(1);
-    }
-    progress.begin("the fit");
-    let fitted = fit::fit(&mut profile, &native, |_| progress.advance(1))?;
-    Ok(fitted.filter(|_| !interrupt::requested()).map(|fitted| {
-        profile::explain(&mut profile, &fitted);
-        (profile, fitted, faults)
-    }))
+fn measured(scope: Scope) -> Result<Option<Measurements>, CliError> {
+    let progress = Progress::new(MEASURE_STEPS);
+    Ok(measure(scope, &progress)?)
 }
 
 fn print(
@@ -176,32 +132,6 @@ fn print(
         let apart = "* Not fitted: no number within the bounds gives the measured time in simulation. Other programs may have run during the measurement. \
                      Simulations with this profile are inaccurate for such paths.";
         writeln!(out, "{}", filled(apart, style.width))?;
-    }
-    Ok(())
-}
-
-fn write_json(json: &mut Json, profile: &Profile, faults: &Faults) -> Result<(), CliError> {
-    let context = Context {
-        machine: "native".into(),
-        workload: "calibrate".into(),
-        cpus: profile.cpus(),
-        setting: "default".into(),
-        params: Map::from_iter([("profile".to_owned(), profile.summary.as_str().into())]),
-        knobs: Map::new(),
-    };
-    let unit = |name: &str| match name {
-        _ if name.ends_with("_ns") => "ns",
-        "cpu.ghz" => "GHz",
-        "memory.gigabytes_per_second" => "GB/s",
-        _ if name.ends_with("ipc") || name.ends_with("per_cycle") => "1/cycle",
-        "line.occupancy" => "1",
-        _ => "count",
-    };
-    for (name, number) in profile.numbers() {
-        json.write(&context, &name, unit(&name), Number::Real(number.value))?;
-    }
-    for (metric, value) in faults.figures() {
-        json.write(&context, metric, "ns", Number::Real(value))?;
     }
     Ok(())
 }

@@ -1,102 +1,11 @@
-//! Finds the prefault order with the lowest cost, for the exception cost of this host and of the
-//! bundled profiles.
-//!
-//! The cost of a page consists of its share of an exception, the instructions of its fault or of
-//! its part of a window, and, for unused prefaulted pages, their share of instructions and of the
-//! zeroing of a page. The zeroing of used pages is the same with every order, and is excluded. The
-//! default of `prefault_max_order` follows from this (ARCHITECTURE, 'The default order').
+//! Prints the prefault order with the lowest cost, and the calculation behind it.
 
-use super::faults::Faults;
 use crate::error::CliError;
 use crate::report::{Style, filled, table};
+use faultless_analysis::calibrate::faults::Faults;
+use faultless_analysis::calibrate::prefault::{Costs, ORDERS, best, pays_from};
 use faultless_virtual::Profile;
 use std::io::Write;
-
-/// An order, and its effect on a page.
-#[derive(Clone, Copy, Debug)]
-struct Order {
-    order: u32,
-    /// Instructions of a page in sequence: `bench instructions`, sequential_write_per_page;
-    /// SPECIFICATION, 'Prefault'.
-    instructions: f64,
-    /// The share of first touches that no longer fault, as the mean of the seven recordings
-    /// (`faultless replay`).
-    saved: f64,
-    /// Faults that map more than their own page, per first touch.
-    windows: f64,
-    /// Prefaulted pages per first touch.
-    prefaulted: f64,
-    /// The unused share of the prefaulted pages of all recordings.
-    unused: f64,
-    /// The relative growth of the peak of resident pages, mean.
-    growth: f64,
-}
-
-#[rustfmt::skip]
-const ORDERS: [Order; 7] = [
-    Order { order: 0, instructions: 237.9, saved: 0.0, windows: 0.0, prefaulted: 0.0, unused: 0.0, growth: 0.0 },
-    Order { order: 1, instructions: 803.8, saved: 0.438, windows: 0.451, prefaulted: 0.451, unused: 0.012, growth: 0.004 },
-    Order { order: 2, instructions: 441.8, saved: 0.661, windows: 0.260, prefaulted: 0.684, unused: 0.017, growth: 0.008 },
-    Order { order: 3, instructions: 250.3, saved: 0.773, windows: 0.158, prefaulted: 0.802, unused: 0.020, growth: 0.012 },
-    Order { order: 4, instructions: 159.6, saved: 0.830, windows: 0.105, prefaulted: 0.863, unused: 0.024, growth: 0.016 },
-    Order { order: 5, instructions: 112.7, saved: 0.859, windows: 0.078, prefaulted: 0.890, unused: 0.028, growth: 0.018 },
-    Order { order: 6, instructions: 90.4, saved: 0.872, windows: 0.065, prefaulted: 0.906, unused: 0.032, growth: 0.022 },
-];
-
-/// Instructions of a window, and of each of its pages, derived from the instructions in sequence at
-/// orders 3 and 5.
-const WINDOW: f64 = 1468.0;
-const PAGE: f64 = 66.8;
-
-/// Costs on a host, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-struct Costs {
-    exception: f64,
-    instruction: f64,
-    zero: f64,
-}
-
-impl Order {
-    /// Returns the pages of a window, all of which a program uses in sequence.
-    fn window(self) -> f64 {
-        f64::from(1u32 << self.order)
-    }
-
-    /// Returns the cost of a page in sequence.
-    fn in_sequence(self, costs: Costs) -> f64 {
-        costs.exception / self.window() + self.instructions * costs.instruction
-    }
-
-    /// Returns the cost of a page in the recorded programs. A remaining fault is an exception, and
-    /// maps one page or a window. The cost of unused pages is included.
-    fn recorded(self, costs: Costs) -> f64 {
-        let faults = 1.0 - self.saved;
-        let alone = (faults - self.windows).max(0.0) * ORDERS[0].instructions;
-        let windows = self.windows * WINDOW + (self.windows + self.prefaulted) * PAGE;
-        let unused = self.prefaulted * self.unused * costs.zero;
-        faults * costs.exception + (alone + windows) * costs.instruction + unused
-    }
-}
-
-impl Costs {
-    /// Creates the costs of the hardware of `profile`, with an exception of `exception`
-    /// nanoseconds.
-    fn of(profile: &Profile, exception: f64) -> Self {
-        let instruction = 1.0 / (profile.cpu.ghz.value * profile.cpu.instructions_per_cycle.value);
-        Self { exception, instruction, zero: profile.memory.zero_page_ns.value }
-    }
-}
-
-/// Returns the order with the lowest cost of a page.
-fn best(cost: impl Fn(Order) -> f64) -> Order {
-    ORDERS.into_iter().min_by(|one, other| cost(*one).total_cmp(&cost(*other))).unwrap_or(ORDERS[0])
-}
-
-/// Returns the exception cost from which an order is cheaper than order 0, in sequence.
-fn pays_from(order: Order, instruction: f64) -> f64 {
-    let more = (order.instructions - ORDERS[0].instructions) * instruction;
-    (more / (1.0 - 1.0 / order.window())).max(0.0)
-}
 
 /// Returns the cost of a page of the recorded programs with each order, `here` and on the hardware
 /// of each bundled profile.
@@ -126,27 +35,8 @@ fn recorded_on(here: Costs, style: Style) -> Result<String, CliError> {
     Ok(table.to_string())
 }
 
-/// Prints the best order on this host, and the calculation behind it.
-pub fn print(
-    out: &mut dyn Write,
-    faults: &Faults,
-    (profile, fits): (&Profile, bool),
-    style: Style,
-) -> Result<(), CliError> {
-    let costs = Costs::of(profile, faults.exception());
-    let instruction = costs.instruction;
-    writeln!(
-        out,
-        "\nPrefault: a page of the host costs {:.0} ns at its first touch, and {:.0} ns if one call populates it with others (MADV_POPULATE_WRITE). The difference,\n\
-         {:.0} ns, is taken as an exception; a system call in which nothing is done takes {:.0} ns. An instruction takes {:.3} ns here ({} a cycle, {} GHz).\n",
-        faults.touch,
-        faults.populate,
-        costs.exception,
-        faults.call,
-        instruction,
-        profile.cpu.instructions_per_cycle.value,
-        profile.cpu.ghz.value,
-    )?;
+/// Returns the cost of a page in sequence with each order.
+fn in_sequence(costs: Costs, style: Style) -> comfy_table::Table {
     let head = [
         "prefault_max_order",
         "exceptions\na page",
@@ -168,11 +58,12 @@ pub fn print(
             ],
         );
     }
-    writeln!(
-        out,
-        "{table}\n\nThe recorded programs, ns a page, here and on the hardware of the bundled profiles:\n\n{}\n",
-        recorded_on(costs, style)?
-    )?;
+    table
+}
+
+/// Prints the orders with the lowest costs.
+fn print_choice(out: &mut dyn Write, costs: Costs) -> Result<(), CliError> {
+    let instruction = costs.instruction;
     let (sequence, recorded) =
         (best(|order| order.in_sequence(costs)), best(|order| order.recorded(costs)));
     writeln!(
@@ -205,6 +96,37 @@ pub fn print(
             format!("pays from {:.1} ns on", pays_from(five, instruction))
         },
     )?;
+    Ok(())
+}
+
+/// Prints the best order on this host, and the calculation behind it.
+pub fn print(
+    out: &mut dyn Write,
+    faults: &Faults,
+    (profile, fits): (&Profile, bool),
+    style: Style,
+) -> Result<(), CliError> {
+    let costs = Costs::of(profile, faults.exception());
+    let instruction = costs.instruction;
+    writeln!(
+        out,
+        "\nPrefault: a page of the host costs {:.0} ns at its first touch, and {:.0} ns if one call populates it with others (MADV_POPULATE_WRITE). The difference,\n\
+         {:.0} ns, is taken as an exception; a system call in which nothing is done takes {:.0} ns. An instruction takes {:.3} ns here ({} a cycle, {} GHz).\n",
+        faults.touch,
+        faults.populate,
+        costs.exception,
+        faults.call,
+        instruction,
+        profile.cpu.instructions_per_cycle.value,
+        profile.cpu.ghz.value,
+    )?;
+    writeln!(
+        out,
+        "{}\n\nThe recorded programs, ns a page, here and on the hardware of the bundled profiles:\n\n{}\n",
+        in_sequence(costs, style),
+        recorded_on(costs, style)?
+    )?;
+    print_choice(out, costs)?;
     if !fits {
         let rests = "This rests on what an instruction takes, which was fitted beside paths that could not be (*): run it again where no other programs run.";
         writeln!(out, "{}", filled(rests, style.width))?;
@@ -215,84 +137,11 @@ pub fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::effect::Effect;
-
-    #[test]
-    fn best_order_follows_the_exception_cost() {
-        let costs = |exception| Costs { exception, instruction: 0.5, zero: 300.0 };
-        let [off, _, _, three, _, five, _] = ORDERS;
-        let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
-        near(three.in_sequence(costs(80.0)), 10.0 + 125.15);
-        near(off.recorded(costs(80.0)), 80.0 + 118.95);
-        // 12.4 instructions more, and 7/8 of an exception less.
-        let even = pays_from(three, 0.5);
-        near(even, 6.2 / 0.875);
-        assert!(three.in_sequence(costs(even + 1.0)) < off.in_sequence(costs(even + 1.0)));
-        assert!(three.in_sequence(costs(even - 1.0)) > off.in_sequence(costs(even - 1.0)));
-        assert_eq!(pays_from(five, 0.5), 0.0);
-        let choice = |exception: f64| {
-            [off, three].into_iter().min_by(|one, other| {
-                one.recorded(costs(exception)).total_cmp(&other.recorded(costs(exception)))
-            })
-        };
-        assert_eq!(choice(0.0).map(|it| it.order), Some(0), "unused pages cost, and save nothing");
-        assert_eq!(choice(2000.0).map(|it| it.order), Some(3));
-        assert_eq!(best(|order| order.recorded(costs(2000.0))).order, 6);
-    }
-
-    /// The default is the last order that saves at least a tenth of the time of the previous order,
-    /// with the cheapest exception: see ARCHITECTURE.
-    #[test]
-    fn default_order_follows_from_the_table() {
-        let profile = Profile::bundled("two-socket").expect("it is bundled");
-        let costs = Costs::of(&profile, profile.exception.fault_ns.value);
-        let pays = |pair: &&[Order]| pair[1].recorded(costs) <= 0.9 * pair[0].recorded(costs);
-        let last = ORDERS[1..].windows(2).take_while(pays).last().map(|pair| pair[1].order);
-        assert_eq!(last, Some(u32::from(faultless::Knobs::default().prefault_max_order())));
-    }
-
-    /// Checks the figures above against the recordings.
-    #[test]
-    fn shares_match_the_recordings() {
-        use crate::replay::{ahead::effects, source::Source};
-        use crate::settings::{Ahead, Settings};
-        use faultless_trace::recordings;
-        let orders = [ORDERS[3], ORDERS[5]];
-        let regimes = orders.map(|it| Ahead { order: it.order as u8, pool: 0 });
-        let of = |recording| {
-            let source = Source::shipped(recording).expect("it is shipped");
-            effects(&source, &Settings::new(&[]), &regimes).expect("it runs").expect("to its end")
-        };
-        let all: Vec<_> = recordings::all().iter().map(of).collect();
-        for (at, order) in orders.into_iter().enumerate() {
-            let mean = |part: fn(&Effect) -> u64, whole: fn(&Effect) -> u64| {
-                let share =
-                    |effects: &Vec<Effect>| part(&effects[at]) as f64 / whole(&effects[at]) as f64;
-                all.iter().map(share).sum::<f64>() / all.len() as f64
-            };
-            let sum =
-                |of: fn(&Effect) -> u64| all.iter().map(|effects| of(&effects[at])).sum::<u64>();
-            let unused = sum(Effect::unused) as f64 / sum(Effect::mapped) as f64;
-            let windows = |effect: &Effect| effect.prefault[0];
-            for (found, said) in [
-                (mean(|it| it.saved, |it| it.touches), order.saved),
-                (mean(windows, |it| it.touches), order.windows),
-                (mean(Effect::mapped, |it| it.touches), order.prefaulted),
-                (unused, order.unused),
-                (mean(|it| it.peak - it.peak_off, |it| it.peak_off), order.growth),
-            ] {
-                assert!(
-                    (found - said).abs() <= 0.001,
-                    "order {}: {found}, not {said}",
-                    order.order
-                );
-            }
-        }
-    }
 
     #[test]
     fn calculation_is_printed() {
-        let profile = super::super::profile::base().expect("the bundled profile is good");
+        let profile =
+            faultless_analysis::calibrate::profile::base().expect("the bundled profile is good");
         let mut out = Vec::new();
         let faults = Faults { touch: 900.0, populate: 500.0, call: 100.0 };
         let style = Style { terminal: false, width: 100 };

@@ -1,323 +1,58 @@
-//! The effect of each mechanism, off and on, on the virtual machine, whose figures have no noise.
-//! For prefault also the time of recorded programs, and the additional pages.
+//! The table of the effect of each mechanism, and its verdict.
 
 use super::words;
 use crate::error::CliError;
-use crate::interrupt;
-use crate::replay::ahead::effects;
-use crate::replay::source::Source;
-use crate::report::effect::{Effect, Share};
-use crate::report::json::Json;
-use crate::report::number::{grouped, plural, scaled};
-use crate::report::progress::Progress;
+use crate::report::effect::Share;
 use crate::report::{Style, filled, table};
-use crate::scale;
-use crate::scale::subject::Subject;
-use crate::settings::{Ahead, Assignment, Settings};
-use faultless_virtual::Profile;
+use faultless_analysis::compare::defaults::{Defaults, Of, Row};
+use faultless_analysis::number::{grouped, scaled};
 use std::io::Write;
-use std::sync::Arc;
 
-/// The number of CPUs on which a mechanism is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cpus {
-    One,
-    Many,
-}
-
-/// The compared figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
-    /// Operations per second.
-    Rate,
-    Faults,
-}
-
-/// A knob, and a workload that shows its effect.
-#[derive(Debug)]
-struct Mechanism {
-    knob: &'static str,
-    off: &'static str,
-    /// The default, unless another value is given here.
-    on: Option<&'static str>,
-    workload: &'static str,
-    cpus: Cpus,
-    of: Of,
-    /// Other knobs, for both runs.
-    with: &'static [&'static str],
-}
-
-/// A knob that is on by default, compared by the rate of a workload.
-const fn knob(
-    knob: &'static str,
-    off: &'static str,
-    workload: &'static str,
-    cpus: Cpus,
-) -> Mechanism {
-    Mechanism { knob, off, on: None, workload, cpus, of: Of::Rate, with: &[] }
-}
-
-static MECHANISMS: [Mechanism; 8] = [
-    knob("anon_vma_check", "early", "small_allocs", Cpus::Many),
-    knob("edit_in_place", "0", "mmap1", Cpus::One),
-    knob("map_apart", "0", "mmap1", Cpus::Many),
-    knob("shard_after", "0", "vma_unmap_untouched", Cpus::Many),
-    // A huge leaf would replace the surrounding pages.
-    Mechanism { with: &["huge_text=never"], ..knob("fault_around_pages", "1", "text", Cpus::One) },
-    // Translations of 2 MiB are not simulated; faults are counted.
-    Mechanism { of: Of::Faults, ..knob("huge_text", "never", "text", Cpus::One) },
-    Mechanism { on: Some("16384"), ..knob("zeroed_pool", "0", "pft", Cpus::One) },
-    Mechanism {
-        on: Some("1"),
-        with: &["zeroed_pool=4096"],
-        ..knob("zero_on_free", "0", "discard", Cpus::One)
-    },
-];
-
-/// The effect of a mechanism.
-#[derive(Debug)]
-struct Row {
-    knob: String,
-    /// The default value of the knob.
-    default: &'static str,
-    of: String,
-    off: String,
-    on: String,
-    verdict: String,
-}
-
-/// The effects of the mechanisms.
-#[derive(Debug, Default)]
-pub struct Defaults {
-    rows: Vec<Row>,
-    /// The effects of prefault on recordings, by order.
-    effects: Vec<(u8, Vec<Effect>)>,
-}
-
-/// The inputs of the comparison of mechanisms.
-pub struct Needs<'a> {
-    pub profile: &'a Profile,
-    /// The number of CPUs for [`Cpus::Many`].
-    pub cpus: usize,
-    pub given: &'a [Assignment],
-    /// Whether the mechanisms are compared, or only prefault on the recordings.
-    pub mechanisms: bool,
-    pub recordings: &'a [Arc<Source>],
-    /// Orders of prefault for the recordings.
-    pub orders: &'a [u8],
-}
-
-impl Needs<'_> {
-    /// Steps of progress.
-    pub fn steps(&self) -> usize {
-        let mechanisms = if self.mechanisms { 2 * MECHANISMS.len() } else { 0 };
-        mechanisms + self.recordings.len() * (self.orders.len() + 1)
+/// Formats a figure.
+fn show(figure: Of, value: f64) -> String {
+    match figure {
+        Of::Rate => format!("{}/s", scaled(value)),
+        Of::Faults => format!("{} faults", grouped(value as u64)),
+        Of::Time => format!("{:.1} ms", 1e3 * value),
     }
 }
 
-impl Defaults {
-    /// Runs the comparison. Failures are added to `failures`.
-    ///
-    /// # Errors
-    /// Results cannot be written.
-    pub fn run(
-        needs: &Needs<'_>,
-        json: &mut Json,
-        progress: &Progress,
-        failures: &mut Vec<String>,
-    ) -> Result<Self, CliError> {
-        let mut all = Self::default();
-        for mechanism in MECHANISMS.iter().filter(|_| needs.mechanisms) {
-            if interrupt::requested() {
-                return Ok(all);
-            }
-            progress.begin(&format!("{} on and off, simulated", mechanism.knob));
-            match mechanism.row(needs, json, progress) {
-                Ok(row) => all.rows.extend(row),
-                Err(error) => failures.push(error.to_string()),
-            }
-        }
-        match all.prefault(needs, json, progress) {
-            Ok(()) => {}
-            Err(CliError::Closed) => return Err(CliError::Closed),
-            Err(error) => failures.push(error.to_string()),
-        }
-        Ok(all)
-    }
-
-    /// Adds the effect of prefault of each order on all recordings together.
-    fn prefault(
-        &mut self,
-        needs: &Needs<'_>,
-        json: &mut Json,
-        progress: &Progress,
-    ) -> Result<(), CliError> {
-        let settings = Settings::new(needs.given);
-        let regimes: Vec<_> = needs.orders.iter().map(|&order| Ahead { order, pool: 0 }).collect();
-        let mut counted: Vec<Vec<Effect>> = regimes.iter().map(|_| Vec::new()).collect();
-        let mut times = vec![0.0; regimes.len() + 1];
-        for source in needs.recordings {
-            progress.begin(&format!("replay:{}, prefault, simulated", source.name));
-            let Some(of) = effects(source, &settings, &regimes)? else { return Ok(()) };
-            let subject = Arc::new(Subject::Recording(Arc::clone(source)));
-            for (at, ahead) in std::iter::once(&Ahead::OFF).chain(&regimes).enumerate() {
-                let settings = settings.with_ahead(*ahead);
-                let Some((mut ran, context)) =
-                    subject.run(needs.profile, source.cpus(), 0, &settings)?
-                else {
-                    return Ok(());
-                };
-                // Counts of prefault are reported once, in the order of the recording.
-                if let Some(effect) = at.checked_sub(1).and_then(|at| of.get(at)) {
-                    ran.sample = effect.told(ran.sample);
-                }
-                scale::write_json(json, &context, &ran)?;
-                times[at] += ran.sample.wall;
-                progress.advance(1);
-            }
-            for ((effect, counted), ahead) in of.into_iter().zip(&mut counted).zip(&regimes) {
-                let context = source.context(&settings.with_ahead(*ahead));
-                effect.json(json, &context)?;
-                counted.push(effect);
-            }
-        }
-        let of = match needs.recordings {
-            [] => return Ok(()),
-            [one] => one.name.clone(),
-            several => plural(several.len() as u64, "recording"),
-        };
-        let milliseconds = |seconds: f64| format!("{:.1} ms", 1e3 * seconds);
-        let default = Settings::new(&[]).ahead.order;
-        for (at, (order, effects)) in needs.orders.iter().copied().zip(counted).enumerate() {
-            self.rows.push(Row {
-                knob: format!("prefault_max_order=0, {order}"),
-                default: if order == default { "on" } else { "" },
-                of: of.clone(),
-                off: milliseconds(times[0]),
-                on: milliseconds(times[at + 1]),
-                verdict: words::amount(times[at + 1] / times[0], "time"),
-            });
-            self.effects.push((order, effects));
-        }
-        Ok(())
-    }
-
-    /// Prints the table and its verdict.
-    ///
-    /// # Errors
-    /// The output is closed.
-    pub fn print(&self, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
-        if self.rows.is_empty() {
-            return Ok(());
-        }
-        writeln!(out, "\nDefaults: each mechanism off and on, simulated")?;
-        let head = ["knob", "default", "of", "off", "on", "on beside off"].map(str::to_owned);
-        let mut table = table::numbers(&head, style);
-        for Row { knob, default, of, off, on, verdict } in &self.rows {
-            let cells = [knob, *default, of, off, on, verdict].map(|cell| cell.to_owned());
-            table::row(&mut table, cells);
-        }
-        writeln!(out, "{table}")?;
-        for (order, effects) in &self.effects {
-            let effects: Vec<_> = effects.iter().collect();
-            let [saved, bound, unused, growth] = Share::ALL.map(|share| share.mean(&effects));
-            let text = format!(
-                "Verdict: prefault up to order {order} saves {saved} of the faults on first touches of the recordings (a perfect predictor: \
-                 {bound}); {unused} of its pages stay unused, and resident memory grows by {growth}."
-            );
-            writeln!(out, "{}", filled(&text, style.width))?;
-        }
-        Ok(())
+/// Describes the figure with the mechanism on, relative to off.
+fn verdict(row: &Row) -> String {
+    let ratio = row.on / row.off;
+    match row.figure {
+        Of::Rate => words::rate(ratio),
+        Of::Faults => words::fewer(std::iter::once(ratio), "faults"),
+        Of::Time => words::amount(ratio, "time"),
     }
 }
 
-impl Mechanism {
-    /// Returns the row of the mechanism; `None` if the user interrupted the runs.
-    fn row(
-        &self,
-        needs: &Needs<'_>,
-        json: &mut Json,
-        progress: &Progress,
-    ) -> Result<Option<Row>, CliError> {
-        let default = default(self.knob);
-        let on = self.on.unwrap_or(&default);
-        let cpus = if self.cpus == Cpus::Many { needs.cpus } else { 1 };
-        let subject = Arc::new(Subject::Workload(self.workload.into(), Vec::new()));
-        let mut figures = [0.0; 2];
-        for (figure, value) in figures.iter_mut().zip([self.off, on]) {
-            let own = [format!("{}={value}", self.knob)];
-            let settings = settings(needs.given, self.with.iter().copied().chain([&*own[0]]))?;
-            let Some((ran, context)) = subject.run(needs.profile, cpus, 0, &settings)? else {
-                return Ok(None);
-            };
-            scale::write_json(json, &context, &ran)?;
-            *figure = match self.of {
-                Of::Rate => ran.sample.operation_rate(),
-                Of::Faults => ran.sample.faults as f64,
-            };
-            progress.advance(1);
-        }
-        let show = |figure: f64| match self.of {
-            Of::Rate => format!("{}/s", scaled(figure)),
-            Of::Faults => format!("{} faults", grouped(figure as u64)),
-        };
-        let [off, on_figure] = figures;
-        let ratio = on_figure / off;
-        Ok(Some(Row {
-            knob: format!("{}={}, {on}", self.knob, self.off),
-            default: if on == default { "on" } else { "off" },
-            of: format!("{}, {}", self.workload, plural(cpus as u64, "CPU")),
-            off: show(off),
-            on: show(on_figure),
-            verdict: match self.of {
-                Of::Rate => words::rate(ratio),
-                Of::Faults => words::fewer(std::iter::once(ratio), "faults"),
-            },
-        }))
+/// Prints the table and its verdict.
+///
+/// # Errors
+/// The output is closed.
+pub fn print(defaults: &Defaults, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
+    if defaults.rows.is_empty() {
+        return Ok(());
     }
-}
-
-/// Returns the default value of a knob.
-fn default(knob: &str) -> String {
-    let knobs = Settings::new(&[]).knobs();
-    match &knobs[knob] {
-        serde_json::Value::String(text) => text.clone(),
-        value => value.to_string(),
+    writeln!(out, "\nDefaults: each mechanism off and on, simulated")?;
+    let head = ["knob", "default", "of", "off", "on", "on beside off"].map(str::to_owned);
+    let mut table = table::numbers(&head, style);
+    for row in &defaults.rows {
+        let Row { knob, default, of, figure, off, on } = row;
+        let [off, on] = [off, on].map(|value| show(*figure, *value));
+        let cells = [knob.clone(), (*default).to_owned(), of.clone(), off, on, verdict(row)];
+        table::row(&mut table, cells);
     }
-}
-
-/// Returns the settings `given` with prefault off, followed by `more`.
-fn settings<'a>(
-    given: &[Assignment],
-    more: impl Iterator<Item = &'a str>,
-) -> Result<Settings, CliError> {
-    let mut settings = Settings::new(given).with_ahead(Ahead::OFF);
-    for text in more {
-        let assignment: Result<Assignment, _> = text.parse();
-        settings.set(&assignment.map_err(|error| CliError::failed(text, error))?);
+    writeln!(out, "{table}")?;
+    for (order, effects) in &defaults.effects {
+        let effects: Vec<_> = effects.iter().collect();
+        let [saved, bound, unused, growth] = Share::ALL.map(|share| share.mean(&effects));
+        let text = format!(
+            "Verdict: prefault up to order {order} saves {saved} of the faults on first touches of the recordings (a perfect predictor: \
+             {bound}); {unused} of its pages stay unused, and resident memory grows by {growth}."
+        );
+        writeln!(out, "{}", filled(&text, style.width))?;
     }
-    Ok(settings)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_mechanism_is_a_knob_and_differs_from_off() {
-        for mechanism in &MECHANISMS {
-            let default = default(mechanism.knob);
-            let on = mechanism.on.unwrap_or(&default);
-            assert_ne!(mechanism.off, on, "{mechanism:?}");
-            for value in [mechanism.off, on] {
-                let own = format!("{}={value}", mechanism.knob);
-                assert!(settings(&[], mechanism.with.iter().copied().chain([&*own])).is_ok());
-            }
-            // Either the `on` value or the `off` value is the default.
-            assert!(mechanism.on.is_none() || mechanism.off == default, "{mechanism:?}");
-        }
-        let set = settings(&[], ["prefault_max_order=3"].into_iter()).expect("valid");
-        assert_eq!(set.ahead.order, 3);
-        assert_eq!(settings(&[], std::iter::empty()).expect("valid").ahead.order, 0);
-    }
+    Ok(())
 }

@@ -1,173 +1,50 @@
-//! The measuring machine, and its disturbance of measurements.
+//! The measuring machine and its noise, in words.
 
-use crate::calibrate::faults::{Faults, host_faults};
-use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
-use crate::report::columns::Report;
 use crate::report::filled;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::plural;
-use faultless_virtual::Profile;
-use faultless_virtual::profile::BUNDLED;
-use faultless_workload::{Linux, System};
-use serde_json::Map;
-use std::fs;
+use faultless_analysis::compare::host::{Host, Noise, exceptions};
+use faultless_analysis::number::plural;
 use std::io::Write;
 
 /// The load per CPU from which other programs disturb the measurements.
 const BUSY: f64 = 0.3;
-/// The multiple of the slowest exception of the bundled profiles from which an exception must
-/// contain other work.
-const SHADOWED: f64 = 3.0;
 
-/// The host.
-#[derive(Debug)]
-pub struct Host {
-    cpu: String,
-    cpus: usize,
-    is_virtual: bool,
-    kernel: String,
-    load: Option<f64>,
-    faults: Faults,
-}
-
-impl Host {
-    /// Examines the host, and measures its page faults.
-    ///
-    /// # Errors
-    /// The host has no memory available.
-    pub fn look(effort: Effort) -> Result<Self, CliError> {
-        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let field = |name: &str| {
-            let line = info.lines().find(|line| line.starts_with(name))?;
-            line.split_once(':').map(|(_, value)| value.trim().to_owned())
-        };
-        Ok(Self {
-            cpu: field("model name").unwrap_or_else(|| "a CPU that does not tell its name".into()),
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            is_virtual: field("flags")
-                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
-            kernel: Linux::new().machine(),
-            load: load_average(),
-            faults: host_faults(effort)?,
-        })
-    }
-
-    /// Prints the description of the host.
-    pub fn print(&self, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
-        let Self { cpu, kernel, faults, .. } = self;
-        let kind = if self.is_virtual { ", a virtual machine" } else { "" };
-        let load = self.load.map_or(String::new(), |load| {
-            let busy = if load > BUSY * self.cpus as f64 { " (busy)" } else { "" };
-            format!("; load average {load}{busy}")
-        });
-        let cpus = plural(self.cpus as u64, "CPU");
-        let least = exceptions().fold(f64::INFINITY, f64::min);
-        let most = exceptions().fold(0.0, f64::max);
-        let shadowed = match self.is_shadowed() {
-            true => {
-                "; shadowed page tables may explain that: Linux's faults are slower here than on hardware"
-            }
-            false => "",
-        };
-        let text = format!(
-            "Machine: {cpu}, {cpus}{kind}, {kernel}{load}. A first touch of a page takes {:.0} ns under its kernel, {:.0} ns of them the              exception ({least:.0} to {most:.0} ns on the hardware of the bundled profiles{shadowed}).",
-            faults.touch,
-            faults.exception(),
-        );
-        writeln!(out, "{}", filled(&text, width))?;
-        Ok(())
-    }
-
-    /// Returns whether an exception is so slow that the hypervisor must be involved.
-    fn is_shadowed(&self) -> bool {
-        self.is_virtual && self.faults.exception() > SHADOWED * exceptions().fold(0.0, f64::max)
-    }
-
-    /// Writes the host and the noise.
-    pub fn json(&self, noise: Option<Noise>, json: &mut Json) -> Result<(), CliError> {
-        let context = Context {
-            machine: self.kernel.clone(),
-            workload: "host".into(),
-            cpus: self.cpus,
-            setting: "default".into(),
-            params: Map::from_iter([
-                ("cpu".to_owned(), self.cpu.as_str().into()),
-                ("virtual".to_owned(), self.is_virtual.into()),
-            ]),
-            knobs: Map::new(),
-        };
-        for (metric, value) in self.faults.figures() {
-            json.write(&context, metric, "ns", Number::Real(value))?;
+/// Prints the description of the host.
+pub fn print(host: &Host, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
+    let Host { cpu, kernel, faults, .. } = host;
+    let kind = if host.is_virtual { ", a virtual machine" } else { "" };
+    let load = host.load.map_or(String::new(), |load| {
+        let busy = if load > BUSY * host.cpus as f64 { " (busy)" } else { "" };
+        format!("; load average {load}{busy}")
+    });
+    let cpus = plural(host.cpus as u64, "CPU");
+    let least = exceptions().fold(f64::INFINITY, f64::min);
+    let most = exceptions().fold(0.0, f64::max);
+    let shadowed = match host.is_shadowed() {
+        true => {
+            "; shadowed page tables may explain that: Linux's faults are slower here than on hardware"
         }
-        if let Some(load) = self.load {
-            json.write(&context, "host.load_average", "count", Number::Real(load))?;
-        }
-        for (metric, part) in noise.iter().flat_map(Noise::figures) {
-            json.write(&context, metric, "%", Number::Real(100.0 * part))?;
-        }
-        Ok(())
-    }
+        false => "",
+    };
+    let text = format!(
+        "Machine: {cpu}, {cpus}{kind}, {kernel}{load}. A first touch of a page takes {:.0} ns under its kernel, {:.0} ns of them the              exception ({least:.0} to {most:.0} ns on the hardware of the bundled profiles{shadowed}).",
+        faults.touch,
+        faults.exception(),
+    );
+    writeln!(out, "{}", filled(&text, width))?;
+    Ok(())
 }
 
-/// Returns the nanoseconds of an exception on the hardware of each bundled profile.
-fn exceptions() -> impl Iterator<Item = f64> {
-    let profiles = BUNDLED.iter().filter_map(|(name, _)| Profile::bundled(name).ok());
-    profiles.map(|profile| profile.exception.fault_ns.value)
-}
-
-/// Returns the runnable threads of the host, averaged over the last minute.
-fn load_average() -> Option<f64> {
-    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
-}
-
-/// The variation of repetitions of the same run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Noise {
-    /// Half the interquartile range of a configuration's repetitions, relative to their median; the
-    /// median over configurations.
-    pub single: f64,
-    /// The difference between the medians of the even and the odd repetitions; the median over
-    /// configurations.
-    pub typical: f64,
-    /// The largest of these differences.
-    pub largest: f64,
-}
-
-impl Noise {
-    /// Computes the noise of all configurations of `reports`.
-    pub fn of<'r>(reports: impl Iterator<Item = &'r Report>) -> Option<Self> {
-        let columns: Vec<_> = reports.flat_map(Report::repeated).collect();
-        let mut singles: Vec<_> = columns.iter().map(|rates| rates.spread()).collect();
-        let mut halves: Vec<_> = columns.iter().filter_map(|rates| rates.halves()).collect();
-        singles.sort_by(f64::total_cmp);
-        halves.sort_by(f64::total_cmp);
-        Some(Self {
-            single: *singles.get(singles.len() / 2)?,
-            typical: *halves.get(halves.len() / 2)?,
-            largest: *halves.last()?,
-        })
-    }
-
-    fn figures(&self) -> [(&'static str, f64); 3] {
-        [
-            ("noise.repetitions", self.single),
-            ("noise.halves_median", self.typical),
-            ("noise.halves_largest", self.largest),
-        ]
-    }
-
-    /// Prints the noise.
-    pub fn print(self, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
-        let percent = |part: f64| format!("{:.1} %", 100.0 * part);
-        let text = format!(
-            "Noise: half of the repetitions of a replay are within {} of their median; the medians of two halves of the same repetitions \
-             differ by {} (in the middle), at most {}.",
-            percent(self.single),
-            percent(self.typical),
-            percent(self.largest),
-        );
-        writeln!(out, "{}", filled(&text, width))?;
-        Ok(())
-    }
+/// Prints the noise.
+pub fn print_noise(noise: Noise, out: &mut dyn Write, width: usize) -> Result<(), CliError> {
+    let percent = |part: f64| format!("{:.1} %", 100.0 * part);
+    let text = format!(
+        "Noise: half of the repetitions of a replay are within {} of their median; the medians of two halves of the same repetitions \
+         differ by {} (in the middle), at most {}.",
+        percent(noise.single),
+        percent(noise.typical),
+        percent(noise.largest),
+    );
+    writeln!(out, "{}", filled(&text, width))?;
+    Ok(())
 }

@@ -9,47 +9,123 @@
 //! of each workload, and their [summary] before the four tables.
 
 mod defaults;
-mod details;
 mod faults;
 mod host;
 mod many;
 mod page;
 pub mod programs;
-mod subject;
 mod summary;
-pub mod tiers;
-pub mod turns;
+mod tiers;
 mod words;
 
-pub use subject::ENTRIES;
-pub use tiers::is_tiered;
-
-use crate::args::CompareArgs;
-use crate::calibrate::hardware::Effort;
 use crate::error::CliError;
-use crate::html::Html;
+use crate::html::{Html, HtmlArgs};
 use crate::interrupt;
 use crate::output;
 use crate::profiles;
 use crate::replay;
-use crate::report::columns::{Report, Topic};
+use crate::replay::source::{Origin, read};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::report::{self, Style, filled};
-use crate::scale::subject::PROFILE;
-use crate::scale::subject::Subject as Simulated;
-use crate::settings::{Assignment, Settings, orders, policies, regimes};
-use defaults::{Defaults, Needs};
+use crate::report::{self, JsonArgs, Style, columns, filled};
+use crate::scale::counts::Counts;
+use crate::set::SetArgs;
+use clap::builder::PossibleValuesParser;
 use faultless::PAGE_SIZE;
-use faults::Faults;
-use host::{Host, Noise};
-use many::Many;
+use faultless_analysis::calibrate::hardware::Effort;
+use faultless_analysis::columns::{Report, Topic};
+use faultless_analysis::compare::defaults::{Defaults, Needs};
+use faultless_analysis::compare::faults::Faults;
+use faultless_analysis::compare::host::{Host, Noise};
+use faultless_analysis::compare::many::{Many, WORKLOADS};
+use faultless_analysis::compare::subject::{Recorded, subjects};
+use faultless_analysis::compare::tiers::{self as tiered_runs, RATIOS, Rows};
+use faultless_analysis::compare::{self, Choice, ENTRIES, Scale, Subject, is_tiered};
+use faultless_analysis::replay::Source;
+use faultless_analysis::scale::{PROFILE, Subject as Simulated};
+use faultless_analysis::settings::{Assignment, Settings, orders, policies, regimes};
+use faultless_analysis::turns::Turns;
+use faultless_analysis::{Observer, suggest};
+use faultless_trace::recordings;
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use subject::{Choice, Scale, Subject, subjects};
-use turns::Turns;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless compare --quick
+  faultless compare --only pft --only small_allocs
+  faultless compare --set locking=per_vma --set locking=speculative
+  faultless compare --only python --set prefault_max_order=9
+  faultless compare app.fltrace              a recording of yours
+  faultless compare --details                every workload on this machine
+  faultless compare xsbench --ratios 1:4 --cpus 16 --seeds 10
+  faultless compare --html compare.html      a page with plots
+  faultless compare --json results.jsonl
+
+Rows of xsbench and llm, and their counters (see `faultless counters`):
+  shootdown interrupts   tlb_shootdown_sent
+  flushes at once        tlb_flush
+  flushes deferred       flush_deferred
+  pages without a flush  flush_needless
+  settlements            deferred_settled
+  pages moved            pgmigrate_success
+  pages evicted          pgsteal")]
+pub struct CompareArgs {
+    /// Run in a quarter of the time, with more noise and fewer simulated CPUs
+    #[arg(long)]
+    pub quick: bool,
+    /// Run every workload on this machine too, and print all counters
+    #[arg(long)]
+    pub details: bool,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Set the threads of each workload of --details, and of `xsbench` and `llm` on this machine
+    /// [default: the host's CPUs, at most 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub tiers: TierArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
+    /// Run only these workloads and recordings, by name, or a recording of your own; the same as
+    /// --only
+    #[arg(value_name = "NAME|FILE")]
+    pub subjects: Vec<String>,
+    /// Run only these workloads and recordings, by name, or a recording of yours
+    #[arg(long, value_name = "NAME|FILE")]
+    pub only: Vec<String>,
+}
+
+/// The seeds, ratios and CPU counts of the comparison of `xsbench` and `llm`.
+#[derive(Debug, clap::Args)]
+pub struct TierArgs {
+    /// Set the number of seeds of `xsbench` and `llm`, whose means are compared [default: 3, or 1
+    /// with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub seeds: Option<u16>,
+    /// Set the ratios of fast to slow memory of `xsbench` and `llm` [default:
+    /// 1:1,1:2.3,1:4,1:8,1:99]
+    #[arg(long, value_name = "1:N,...", value_delimiter = ',', value_parser = PossibleValuesParser::new(RATIOS))]
+    pub ratios: Vec<String>,
+    /// Run `xsbench` and `llm` on these numbers of simulated CPUs, and not on this machine; with
+    /// more than 16 CPUs the fast memory per CPU stays the same [default: 16 and, for xsbench, 64;
+    /// and this machine]
+    #[arg(long, value_name = "N,N..N")]
+    pub cpus: Option<Counts>,
+}
+
+impl CompareArgs {
+    /// Returns all named subjects, positional and of `--only`. Empty means everything.
+    pub fn chosen(&self) -> Vec<String> {
+        [&self.subjects[..], &self.only].concat()
+    }
+}
 
 /// Frames of the pool of pre-zeroed frames, if there is a pool: more than the number touched by the
 /// largest workload.
@@ -124,9 +200,9 @@ fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(),
 pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let scale = scale(args);
     let (tiered, chosen): (Vec<_>, Vec<_>) =
-        args.chosen().into_iter().partition(|name| tiers::is_tiered(name));
+        args.chosen().into_iter().partition(|name| is_tiered(name));
     check(args, &tiered, &chosen)?;
-    let subjects = subjects(&chosen, &scale)?;
+    let subjects = named(&chosen, &scale)?;
     let inputs: Vec<_> = chosen.iter().map(Path::new).collect();
     output::apart(&[("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())])?;
     let html = Html::open(&args.html, &inputs)?;
@@ -140,8 +216,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let mut tiers = Vec::new();
     if !tiered.is_empty() {
         let names: Vec<_> = tiered.iter().map(String::as_str).collect();
-        let effort = tiers::Effort::new(args.quick, scale.threads, &args.tiers);
-        tiers = tiers::run(&names, effort, &choice.settings, &mut json, (&mut *out, style))?;
+        tiers = in_tiers(&names, (args, &scale), &choice, (&mut *out, style), &mut json)?;
         if interrupt::requested() {
             writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
         }
@@ -162,10 +237,10 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     let host = Host::look(Effort { rounds: if args.quick { 3 } else { 9 } })?;
     let mut failures = Vec::new();
     let mut details = |report: &Report| match args.details {
-        true => progress.print(|| report.print(&mut *out, style)),
+        true => progress.print(|| columns::print(report, &mut *out, style)),
         false => Ok(()),
     };
-    let reports = details::measure(
+    let reports = compare::measure::<CliError>(
         subjects,
         (&choice, &scale),
         (&mut json, &mut details),
@@ -175,7 +250,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if args.details {
         summary::print(&mut *out, &reports, &choice, style)?;
     }
-    host.json(noise(&reports), &mut json)?;
+    host.figures(noise(&reports), &mut json)?;
     for (name, report) in programs(&reports) {
         let source = screen.recordings.iter().find(|source| source.name == name);
         source.map_or(Ok(()), |source| replay::tell_report(source, report, &mut json))?;
@@ -197,13 +272,73 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
 }
 
+/// Runs the workloads `names` in tiers, and prints a table for each and each machine.
+fn in_tiers(
+    names: &[&str],
+    (args, scale): (&CompareArgs, &Scale),
+    choice: &Choice,
+    (out, style): (&mut dyn Write, Style),
+    json: &mut Json,
+) -> Result<Vec<Rows>, CliError> {
+    let TierArgs { seeds, ratios, cpus } = &args.tiers;
+    let effort = tiered_runs::Effort {
+        quick: args.quick,
+        threads: scale.threads,
+        seeds: seeds.unwrap_or(tiered_runs::Effort::default_seeds(args.quick)),
+        ratios,
+        cpus: cpus.as_ref().map(|counts| &counts.0[..]),
+    };
+    let progress = Progress::new(tiered_runs::steps(names, effort));
+    let mut show = |rows: &Rows| progress.print(|| tiers::print(rows, &mut *out, style));
+    tiered_runs::run(names, effort, &choice.settings, (json, &mut show), &progress)
+}
+
+/// Returns the subjects named by `only`, or all. A name is first matched with the workloads, and
+/// otherwise interpreted as by `replay`.
+fn named(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
+    let (mut workloads, mut recordings) = (Vec::new(), Vec::new());
+    let mut seen = HashSet::new();
+    for name in only.iter().filter(|name| seen.insert(*name)) {
+        // Results name a recording in this form, too.
+        let bare = name.strip_prefix("replay:").unwrap_or(name);
+        if ENTRIES.iter().any(|entry| entry.is_called(name)) {
+            workloads.push(name.as_str());
+            continue;
+        }
+        recordings.push(match Origin::find_told(Path::new(bare)) {
+            Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
+            Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?)),
+            None => return Err(unknown(name)),
+        });
+    }
+    if only.is_empty() {
+        workloads = ENTRIES.iter().map(|entry| entry.name).collect();
+        recordings = recordings::all().iter().map(Recorded::Shipped).collect();
+    }
+    Ok(subjects(&workloads, &recordings, scale)?)
+}
+
+fn unknown(name: &str) -> CliError {
+    let mut known: Vec<_> = ENTRIES.iter().map(|entry| entry.given().0).collect();
+    known.extend(tiered_runs::names());
+    known.extend(recordings::all().iter().map(|recording| recording.name));
+    // Workloads under both topics are listed once.
+    let mut named = HashSet::new();
+    known.retain(|name| named.insert(*name));
+    CliError::Usage(format!(
+        "{name:?}: no such workload, recording or file; there are {}{}",
+        known.join(", "),
+        suggest::hint(name, known.iter().copied())
+    ))
+}
+
 /// The simulations for the four tables.
 struct Screen<'a> {
     args: &'a CompareArgs,
     profile: faultless_virtual::Profile,
     cpus: usize,
     many: Vec<Arc<Simulated>>,
-    recordings: Vec<Arc<replay::source::Source>>,
+    recordings: Vec<Arc<Source>>,
     orders: Vec<u8>,
 }
 
@@ -221,8 +356,8 @@ impl<'a> Screen<'a> {
             recordings.extend(subject.source().transpose()?);
         }
         let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));
-        let many = match args.chosen().iter().all(|name| tiers::is_tiered(name)) {
-            true => many::WORKLOADS.iter().map(|name| workload(name)).collect(),
+        let many = match args.chosen().iter().all(|name| is_tiered(name)) {
+            true => WORKLOADS.iter().map(|name| workload(name)).collect(),
             false => {
                 let mut names: Vec<_> =
                     subjects.iter().filter_map(Subject::workload_name).collect();
@@ -289,14 +424,14 @@ impl Tables {
         let what = "Compared: locking of page faults (mmap_lock: Linux to 6.3; per_vma: Linux 6.4 to 6.14; speculative: no lock) \
                     and the other mechanisms, on simulated CPUs and with recorded programs on this machine.";
         writeln!(out, "{}", filled(what, style.width))?;
-        host.print(out, style.width)?;
+        host::print(host, out, style.width)?;
         if let Some(noise) = noise(reports) {
-            noise.print(out, style.width)?;
+            host::print_noise(noise, out, style.width)?;
         }
-        self.faults.print(out, style)?;
-        self.many.print(out, style)?;
+        faults::print(&self.faults, out, style)?;
+        many::print(&self.many, out, style)?;
         programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
-        self.defaults.print(out, style)?;
+        defaults::print(&self.defaults, out, style)?;
         if !details {
             let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux), advise (for the Linux that runs now).";
             writeln!(out, "{}", filled(more, style.width))?;

@@ -1,13 +1,14 @@
 //! The results of a comparison, as a page.
 
-use super::faults::Faults;
-use super::many::Many;
 use super::tiers;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Bar, Frame, Show, bars};
 use crate::report::Style;
-use crate::report::columns::{Column, Measure, Report};
+use faultless_analysis::columns::{Column, Measure, Report};
+use faultless_analysis::compare::faults::Faults;
+use faultless_analysis::compare::many::Many;
+use faultless_analysis::compare::tiers::Rows;
 
 /// Creates the page.
 ///
@@ -16,7 +17,7 @@ use crate::report::columns::{Column, Measure, Report};
 pub fn page(
     (faults, many): (&Faults, &Many),
     programs: &[(&str, &Report)],
-    (tiers, style): (&[tiers::Rows], Style),
+    (all, style): (&[Rows], Style),
     text: &str,
 ) -> Result<Page, CliError> {
     let mut page = Page::new("Page faults with and without a lock");
@@ -55,7 +56,7 @@ pub fn page(
             &bars(&frame, &names, &groups, false)?,
         );
     }
-    add_tiers(&mut page, tiers, style)?;
+    add_tiers(&mut page, all, style)?;
     page.text("In figures", text);
     Ok(page)
 }
@@ -64,23 +65,23 @@ pub fn page(
 ///
 /// # Errors
 /// The library failed.
-pub fn of_tiers(tiers: &[tiers::Rows], style: Style) -> Result<Option<Page>, CliError> {
-    if tiers.is_empty() {
+pub fn of_tiers(all: &[Rows], style: Style) -> Result<Option<Page>, CliError> {
+    if all.is_empty() {
         return Ok(None);
     }
     let mut page = Page::new("Effect of deferred flushes on tiered memory");
-    add_tiers(&mut page, tiers, style)?;
+    add_tiers(&mut page, all, style)?;
     Ok(Some(page))
 }
 
-/// Adds a plot of each of `tiers`, and their tables.
-fn add_tiers(page: &mut Page, tiers: &[tiers::Rows], style: Style) -> Result<(), CliError> {
+/// Adds a plot of each of `all`, and their tables.
+fn add_tiers(page: &mut Page, all: &[Rows], style: Style) -> Result<(), CliError> {
     let mut text = Vec::new();
-    for rows in tiers {
-        rows.plot(page)?;
-        rows.print(&mut text, style)?;
+    for rows in all {
+        tiers::plot(rows, page)?;
+        tiers::print(rows, &mut text, style)?;
     }
-    if !tiers.is_empty() {
+    if !all.is_empty() {
         page.text("Tiers in figures", &String::from_utf8_lossy(&text));
     }
     Ok(())

@@ -3,10 +3,9 @@
 
 use super::words;
 use crate::error::CliError;
-use crate::report::columns::{Column, Report};
-use crate::report::number::grouped;
 use crate::report::{Style, filled, table};
-
+use faultless_analysis::columns::{Column, Report};
+use faultless_analysis::number::grouped;
 use std::io::Write;
 
 /// The verdict on a difference that the repetitions do not confirm.
@@ -117,11 +116,10 @@ fn tally(pairs: Vec<Pair>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::columns::Topic;
-    use crate::report::json::Context;
-    use crate::run::Sample;
-    use crate::settings::Settings;
     use faultless::Locking;
+    use faultless_analysis::columns::Topic;
+    use faultless_analysis::settings::Settings;
+    use faultless_analysis::{Context, Sample};
     use serde_json::Map;
 
     fn report(times: [&[f64]; 2]) -> Report {

@@ -1,14 +1,16 @@
 //! The summary at the end: a bar chart and a table for each topic, one row for each subject.
 
-use super::subject::Choice;
 use crate::error::CliError;
 use crate::report::bars::{self, Bar};
-use crate::report::columns::{ALIKE, ALIKE_MEANS, Column, Measure, Report, Topic};
-use crate::report::effect::{Effect, Share};
-use crate::report::number::{grouped, scaled};
+use crate::report::columns::{ALIKE, ALIKE_MEANS, shown_gain};
+use crate::report::effect::Share;
 use crate::report::{Style, table};
-use crate::settings::Ahead;
 use faultless::Locking;
+use faultless_analysis::columns::{Column, Measure, Report, Topic};
+use faultless_analysis::compare::Choice;
+use faultless_analysis::number::{grouped, scaled};
+use faultless_analysis::replay::Effect;
+use faultless_analysis::settings::Ahead;
 use std::io::Write;
 
 /// The selected column of a report.
@@ -46,7 +48,7 @@ impl Which {
     /// Returns the gain over `base`, and its text.
     fn gain(self, base: Self, report: &Report) -> Option<(f64, String)> {
         let (column, base) = (self.of(report)?, base.of(report)?);
-        report.gain(column, base).zip(report.shown_gain(column, base))
+        report.gain(column, base).zip(shown_gain(report, column, base))
     }
 }
 

@@ -3,13 +3,12 @@
 
 pub mod plot;
 
-use crate::args::HtmlArgs;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
 use plot::Picture;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -57,6 +56,14 @@ impl Page {
              </head>\n<body>\n<h1>{title}</h1>\n{body}</body>\n</html>\n"
         )
     }
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HtmlArgs {
+    /// Write a page with plots to FILE, which is replaced when the results are complete. The page
+    /// is a single file without external resources
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// The file of `--html`, if given.

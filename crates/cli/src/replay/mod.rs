@@ -1,42 +1,67 @@
 //! `faultless replay`: replays a recorded program on the subsystem, or a trace of addresses on
 //! simulated TLBs.
 
-pub mod act;
 mod addresses;
-pub mod ahead;
-pub mod engine;
-pub mod fidelity;
-mod gate;
 mod page;
 pub mod source;
+mod told;
 
-use crate::args::ReplayArgs;
 use crate::compare::programs;
-use crate::compare::turns::Turns;
 use crate::error::CliError;
-use crate::html::{Drawing, Html};
+use crate::html::{Drawing, Html, HtmlArgs};
 use crate::interrupt;
 use crate::output;
-use crate::report::columns::{Column, Report, Topic};
-use crate::report::effect::Effect;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::{grouped, plural};
+use crate::report::effect;
+use crate::report::json::Json;
 use crate::report::perf_stat::PerfStat;
 use crate::report::progress::Progress;
-use crate::report::{self, say};
-use crate::run;
-use crate::settings::{Settings, ahead_of_policies, policies};
-use engine::{ReplayError, Replayed};
+use crate::report::{self, JsonArgs, Style, columns};
+use crate::set::SetArgs;
+use faultless_analysis::columns::{Column, Report, Topic};
+use faultless_analysis::number::{grouped, plural};
+use faultless_analysis::replay::{Effect, Fidelity, Replayed, Source, once, prefault};
+use faultless_analysis::settings::{Settings, ahead_of_policies, policies};
+use faultless_analysis::turns::Turns;
+use faultless_analysis::{Figures, Number, Observer, run};
 use faultless_native::Native;
 use faultless_trace::Header;
-use fidelity::Fidelity;
-use serde_json::Map;
-use source::{Input, Source};
+use source::Input;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
+pub use told::tell_report;
 
 /// Replays of each policy with `--policies`, the same number as in `compare`.
 const TURNS: Turns = Turns::PROGRAMS;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless replay python
+  faultless replay perf.data --set locking=per_vma
+  faultless replay python --set prefault_max_order=5
+  faultless replay app.fltrace --policies --json app.jsonl
+  faultless replay app.fltrace --html app.html
+  faultless replay app.fltrace --plot app.svg
+  faultless replay app.lackey       TLB misses of a trace of addresses")]
+pub struct ReplayArgs {
+    /// Replay this recording or trace of addresses: a file, or the name of a bundled one
+    #[arg(value_name = "FILE|NAME")]
+    pub recording: PathBuf,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Compare the locking policies instead of running a single policy; prefault is off
+    /// (prefault_max_order=0) unless --set gives an order
+    #[arg(long)]
+    pub policies: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
+    /// Draw the faults with prefault off and on, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
@@ -60,62 +85,81 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let (mut out, style) = report::output(&args.json);
     describe(&mut *out, &source)?;
     let native = run::machine(source.memory(), source.cpus())?;
-    if args.policies {
-        let policies = policies(&args.set.set);
-        let ahead = ahead_of_policies(&args.set.set);
-        let columns: Vec<_> = policies
-            .into_iter()
-            .map(|locking| {
-                let settings = settings.with_locking(locking).with_ahead(ahead);
-                Column::new(locking.name(), source.context(&settings), Some(settings))
-            })
-            .collect();
-        let title = format!("replay:{}, prefault {}", source.name, ahead.name());
-        let (unit, topic) = ("operations", Topic::Locking);
-        let mut report = Report { title, unit, topic, columns };
-        let progress = Progress::new((TURNS.most * report.columns.len()) as u64);
-        progress.begin(&report.title);
-        let sample = |column: &Column| {
-            let replayed = once(&native, &source, column.settings().unwrap_or(&settings))?;
-            Ok(replayed.complete.then_some(replayed.sample))
-        };
-        let failed = TURNS.run(&mut report, sample, |steps| progress.advance(steps));
-        drop(progress);
-        if let Some(error) = failed.into_iter().next() {
-            return Err(error);
-        }
-        let mut text = Vec::new();
-        report.print(&mut text, style)?;
-        programs::print(&mut text, &[(&source.name, &report)], style)?;
-        out.write_all(&text)?;
-        report.json(&mut json)?;
-        if let Some((fidelity, _)) = fidelity(&source, &report) {
-            writeln!(
-                out,
-                "recorded faults: {}, {}",
-                grouped(fidelity.recorded),
-                fidelity.remark()
-            )?;
-        }
-        tell_report(&source, &report, &mut json)?;
-        if interrupt::requested() {
-            writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
-        }
-        plot.write(|| page::plot(&source, &settings))?;
-        html.write(|| page::page(&source, &settings, &String::from_utf8_lossy(&text)))?;
-        return json.complete();
+    let text = if args.policies {
+        under_policies(args, &native, &source, (&mut *out, style), &mut json)?
+    } else {
+        under(&settings, &native, &source, &mut *out, &mut json)?
+    };
+    plot.write(|| page::plot(&source, &settings))?;
+    html.write(|| page::page(&source, &settings, &text))?;
+    json.complete()
+}
+
+/// Replays `source` under each policy, and prints the comparison. Returns the tables as text.
+fn under_policies(
+    args: &ReplayArgs,
+    native: &Native,
+    source: &Source,
+    (out, style): (&mut dyn Write, Style),
+    json: &mut Json,
+) -> Result<String, CliError> {
+    let settings = Settings::new(&args.set.set);
+    let ahead = ahead_of_policies(&args.set.set);
+    let columns: Vec<_> = policies(&args.set.set)
+        .into_iter()
+        .map(|locking| {
+            let settings = settings.with_locking(locking).with_ahead(ahead);
+            Column::new(locking.name(), source.context(&settings), Some(settings))
+        })
+        .collect();
+    let title = format!("replay:{}, prefault {}", source.name, ahead.name());
+    let (unit, topic) = ("operations", Topic::Locking);
+    let mut report = Report { title, unit, topic, columns };
+    let progress = Progress::new((TURNS.most * report.columns.len()) as u64);
+    progress.begin(&report.title);
+    let sample = |column: &Column| {
+        let replayed = once(native, source, column.settings().unwrap_or(&settings))?;
+        Ok(replayed.complete.then_some(replayed.sample))
+    };
+    let failed = TURNS.run(&mut report, sample, |steps| progress.advance(steps));
+    drop(progress);
+    if let Some(error) = failed.into_iter().next() {
+        return Err(error.into());
     }
+    let mut text = Vec::new();
+    columns::print(&report, &mut text, style)?;
+    programs::print(&mut text, &[(&source.name, &report)], style)?;
+    out.write_all(&text)?;
+    report.figures(json)?;
+    if let Some((fidelity, _)) = told::fidelity(source, &report) {
+        writeln!(out, "recorded faults: {}, {}", grouped(fidelity.recorded), fidelity.remark())?;
+    }
+    tell_report(source, &report, json)?;
+    if interrupt::requested() {
+        writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Replays `source` under `settings`, and prints the counters. Returns them as text.
+fn under(
+    settings: &Settings,
+    native: &Native,
+    source: &Source,
+    out: &mut dyn Write,
+    json: &mut Json,
+) -> Result<String, CliError> {
     let progress = Progress::on_terminal(3);
     progress.begin("replays the recording");
-    let mut replayed = once(&native, &source, &settings)?;
+    let mut replayed = once(native, source, settings)?;
     progress.advance(1);
-    let context = source.context(&settings);
+    let context = source.context(settings);
     if settings.ahead.order > 0 {
         progress.begin("replays the recording with and without prefault");
     }
     // Counted in a separate replay, because examining the pages takes time.
     let effects = match replayed.complete && settings.ahead.order > 0 {
-        true => ahead::effects(&source, &settings, &[settings.ahead])?.unwrap_or_default(),
+        true => prefault::effects(source, settings, &[settings.ahead])?.unwrap_or_default(),
         false => Vec::new(),
     };
     drop(progress);
@@ -128,7 +172,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     };
     let fidelity = faults_off.filter(|_| replayed.complete);
     let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
-    let text = counters(&source, &settings, &replayed, &effects, fidelity).to_string();
+    let text = counters(source, settings, &replayed, &effects, fidelity).to_string();
     writeln!(out, "{text}\n")?;
     if replayed.complete {
         native.audit(&[]).map_err(|discrepancy| {
@@ -136,75 +180,17 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         })?;
     }
     json.sample(&context, &replayed.sample)?;
-    effects.iter().try_for_each(|effect| effect.json(&mut json, &context))?;
+    effects.iter().try_for_each(|effect| effect.figures(json, &context))?;
     for (metric, count) in [
         ("madvise_calls_left_out", replayed.advice_ignored),
         ("mappings_beyond_memory", replayed.unreserved),
     ] {
         json.write(&context, metric, "count", Number::Whole(count))?;
     }
-    fidelity.map_or(Ok(()), |fidelity| tell(fidelity, &source.name, &mut json, &context))?;
-    plot.write(|| page::plot(&source, &settings))?;
-    html.write(|| page::page(&source, &settings, &text))?;
-    json.complete()
-}
-
-/// Returns the fidelity and the context of the first configuration of `report`, a replay of
-/// `source`, if its prefault is off.
-fn fidelity<'r>(source: &Source, report: &'r Report) -> Option<(Fidelity, &'r Context)> {
-    let first = report.columns.first()?;
-    first.settings().filter(|settings| settings.ahead.order == 0)?;
-    Some((Fidelity::new(&source.trace, first.median()?.faults), &first.context))
-}
-
-/// Reports whether the faults of `report`, a replay of `source`, match the recorded faults, with a
-/// warning if they do not.
-pub fn tell_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
-    let told = fidelity(source, report);
-    told.map_or(Ok(()), |(fidelity, context)| tell(fidelity, &source.name, json, context))
-}
-
-/// Reports whether the faults match the recorded faults, with a warning if they do not.
-fn tell(
-    fidelity: Fidelity,
-    name: &str,
-    json: &mut Json,
-    context: &Context,
-) -> Result<(), CliError> {
-    if let Some(warning) = fidelity.warning(name) {
-        say!("faultless: {warning}");
+    if let Some(fidelity) = fidelity {
+        told::tell(fidelity, &source.name, json, &context)?;
     }
-    fidelity.json(json, context)
-}
-
-/// Replays once under `settings`.
-pub fn once(native: &Native, source: &Source, settings: &Settings) -> Result<Replayed, CliError> {
-    settings.apply(native);
-    engine::replay(native, &source.plan, interrupt::requested)
-        .map_err(|error| failed(source, settings, error))
-}
-
-fn failed(source: &Source, settings: &Settings, error: ReplayError) -> CliError {
-    CliError::failed(format_args!("replay of {} under {}", source.name, settings.label()), error)
-}
-
-impl Source {
-    /// Returns the context of a replay under `settings`.
-    pub fn context(&self, settings: &Settings) -> Context {
-        Context {
-            machine: "native".into(),
-            workload: format!("replay:{}", self.name),
-            cpus: self.cpus(),
-            setting: settings.label(),
-            params: Map::from_iter([
-                ("recording".to_owned(), self.name.as_str().into()),
-                ("program".to_owned(), self.trace.header.program.as_str().into()),
-                ("threads".to_owned(), self.trace.threads.len().into()),
-                ("processes".to_owned(), self.trace.processes.len().into()),
-            ]),
-            knobs: settings.knobs(),
-        }
-    }
+    Ok(text)
 }
 
 fn describe(out: &mut dyn Write, source: &Source) -> Result<(), CliError> {
@@ -254,7 +240,7 @@ fn counters(
     if let Some(fidelity) = fidelity {
         stat.row(fidelity.recorded, "recorded faults", fidelity.remark());
     }
-    for (count, name, remark) in effects.iter().flat_map(Effect::rows) {
+    for (count, name, remark) in effects.iter().flat_map(effect::rows) {
         stat.row(count, name, remark);
     }
     stat.time(sample.wall, "time elapsed");

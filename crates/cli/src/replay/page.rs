@@ -1,18 +1,17 @@
 //! A recording as a page: the times and addresses of its faults, the faults saved by prefault, its
 //! resident memory, and the cost of its faults.
 
-use super::ahead::{gauged, in_turn};
-use super::engine::Gauged;
-use super::source::Source;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, cells, linear, lines, ranks};
 use crate::profiles;
-use crate::report::number::label;
 use crate::scale::page::{latencies, time};
-use crate::scale::subject::{PROFILE, Ran, Subject};
-use crate::settings::{Ahead, Settings};
 use faultless::Knobs;
+use faultless_analysis::number::label;
+use faultless_analysis::replay::prefault::{gauged, in_turn};
+use faultless_analysis::replay::{Gauged, Source};
+use faultless_analysis::scale::{PROFILE, Ran, Subject};
+use faultless_analysis::settings::{Ahead, Settings};
 use faultless_trace::bound::Took;
 use faultless_trace::plan::{Op, Plan};
 use faultless_virtual::rates::Operation;

@@ -1,16 +1,13 @@
-//! The origin of a recording, and its requirements.
+//! The origin of a recording.
 
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::say;
-use crate::suggest;
-use faultless::PAGE_SIZE;
+use faultless_analysis::replay::Source;
+use faultless_analysis::suggest;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::plan::Plan;
-use faultless_trace::{Kind, Trace, recordings};
+use faultless_trace::{Trace, recordings};
 use std::path::{Path, PathBuf};
-
-const MAP_POPULATE: u32 = 0x8000;
 
 /// The meaning of a recording's name.
 #[derive(Clone, Debug)]
@@ -43,18 +40,6 @@ impl Origin {
     }
 }
 
-/// A recording, ready for replay.
-#[derive(Debug)]
-pub struct Source {
-    /// The name in results: the name of a bundled recording, or of the file without extension, or
-    /// of the program for `perf.data`.
-    pub name: String,
-    /// The recorded events.
-    pub trace: Trace,
-    /// The planned operations.
-    pub plan: Plan,
-}
-
 /// An input of a replay.
 #[derive(Debug)]
 pub enum Input {
@@ -68,7 +53,7 @@ pub enum Input {
 pub fn open(from: &Path) -> Result<Input, CliError> {
     let recording = |source| Input::Recording(Box::new(source));
     match Origin::find_told(from) {
-        Some(Origin::Shipped(shipped)) => Source::shipped(shipped).map(recording),
+        Some(Origin::Shipped(shipped)) => Ok(recording(Source::shipped(shipped)?)),
         Some(Origin::File(file)) => {
             let opened = {
                 // Reading a pipe may block.
@@ -76,9 +61,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
                 faultless_trace::open(&file).map_err(|e| CliError::Usage(e.to_string()))?
             };
             match opened {
-                faultless_trace::Input::Recording(trace) => {
-                    Source::of_file(&file, trace).map(recording)
-                }
+                faultless_trace::Input::Recording(trace) => of_file(&file, trace).map(recording),
                 faultless_trace::Input::Addresses(trace) => {
                     Ok(Input::Addresses(stem(&file), trace))
                 }
@@ -105,56 +88,22 @@ fn stem(file: &Path) -> String {
     name.strip_suffix(".lackey").unwrap_or(&name).to_owned()
 }
 
-impl Source {
-    /// Reads a file of the user.
-    pub fn file(file: &Path) -> Result<Self, CliError> {
-        let trace = {
-            // Reading a pipe may block.
-            let _guard = interrupt::ends_at_once();
-            faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
-        };
-        Self::of_file(file, trace)
-    }
+/// Reads a recording of the user.
+pub fn read(file: &Path) -> Result<Source, CliError> {
+    let trace = {
+        // Reading a pipe may block.
+        let _guard = interrupt::ends_at_once();
+        faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
+    };
+    of_file(file, trace)
+}
 
-    fn of_file(file: &Path, trace: Trace) -> Result<Self, CliError> {
-        if let Some(loss) = trace.header.loss() {
-            say!("faultless: {}: {loss}", file.display());
-        }
-        let name = stem(file);
-        // perf gives every file this name.
-        let name = if name == "perf" { trace.header.program.clone() } else { name };
-        Self::new(name, trace)
+fn of_file(file: &Path, trace: Trace) -> Result<Source, CliError> {
+    if let Some(loss) = trace.header.loss() {
+        say!("faultless: {}: {loss}", file.display());
     }
-
-    /// Reads a bundled recording.
-    pub fn shipped(recording: &recordings::Recording) -> Result<Self, CliError> {
-        let trace = recording.trace().map_err(|error| CliError::Failed(error.to_string()))?;
-        Self::new(recording.name.to_owned(), trace)
-    }
-
-    /// Creates a source from `trace`, with a name.
-    pub fn new(name: String, trace: Trace) -> Result<Self, CliError> {
-        let plan =
-            Plan::new(&trace).map_err(|error| CliError::Usage(format!("{name}: {error}")))?;
-        Ok(Self { name, trace, plan })
-    }
-
-    /// Returns the CPUs of the machine for the replay: one for each thread, up to the limit.
-    pub fn cpus(&self) -> usize {
-        self.plan.threads().len().clamp(1, faultless::MAX_CPUS)
-    }
-
-    /// Returns the bytes of memory for the replay: each touched or populated page once, doubled for
-    /// tables and deferred frees.
-    pub fn memory(&self) -> u64 {
-        let mut pages = self.trace.summary().distinct_pages as u64;
-        for event in &self.trace.events {
-            if let Kind::Map { len, flags, .. } = event.kind
-                && flags & MAP_POPULATE != 0
-            {
-                pages += len / PAGE_SIZE;
-            }
-        }
-        pages * 2 * PAGE_SIZE + (64 << 20)
-    }
+    let name = stem(file);
+    // perf gives every file this name.
+    let name = if name == "perf" { trace.header.program.clone() } else { name };
+    Ok(Source::new(name, trace)?)
 }

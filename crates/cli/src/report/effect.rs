@@ -1,43 +1,7 @@
-//! The effect of prefault on a recorded program: the faults saved, and the cost.
+//! The effect of prefault on a recorded program, in words.
 
-use super::json::{Context, Json, Number};
-use super::number::{grouped, percent};
-use crate::error::CliError;
-use crate::run::Sample;
-use faultless::Counter;
-
-/// The counters of prefault. If an [`Effect`] is known, its counters replace those of a replay at
-/// full speed in all output: the windows of concurrent threads depend on their order, so such a
-/// replay has slightly different counts each time.
-pub const PREFAULT: [Counter; 6] = [
-    Counter::PrefaultHit,
-    Counter::PrefaultMiss,
-    Counter::PrefaultPage,
-    Counter::PrefaultWasted,
-    Counter::PrefaultUsed,
-    Counter::PrefaultUnused,
-];
-
-/// The effect, in pages and faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effect {
-    /// All faults with order 0.
-    pub faults_off: u64,
-    /// First touches of private anonymous memory, each a fault with order 0.
-    pub touches: u64,
-    /// First touches that no longer fault.
-    pub saved: u64,
-    /// Copies of the zero page that fault with order 0, and not with prefault.
-    pub copies: u64,
-    /// The maximum number of first touches that windows of the same size could save.
-    pub bound: u64,
-    /// The counts of [`PREFAULT`].
-    pub prefault: [u64; PREFAULT.len()],
-    /// The peak pages of each process with order 0, added up.
-    pub peak_off: u64,
-    /// The same with prefault.
-    pub peak: u64,
-}
+use faultless_analysis::number::{grouped, percent};
+use faultless_analysis::replay::Effect;
 
 /// A part of a whole.
 #[derive(Clone, Copy, Debug)]
@@ -92,70 +56,28 @@ impl Share {
     }
 }
 
-impl Effect {
-    /// Returns the prefaulted pages.
-    pub fn mapped(&self) -> u64 {
-        self.counted(Counter::PrefaultPage)
-    }
-
-    /// Returns the prefaulted pages without a use before their unmapping or the end of their
-    /// process.
-    pub fn unused(&self) -> u64 {
-        self.counted(Counter::PrefaultWasted)
-    }
-
-    fn counted(&self, counter: Counter) -> u64 {
-        let at = PREFAULT.iter().position(|known| *known == counter);
-        at.map_or(0, |at| self.prefault[at])
-    }
-
-    /// Returns `sample` with the prefault counters of this effect.
-    pub fn told(&self, mut sample: Sample) -> Sample {
-        for (counter, count) in PREFAULT.into_iter().zip(self.prefault) {
-            let own = sample.counters.iter_mut().find(|(name, _)| *name == counter.name());
-            own.into_iter().for_each(|(_, told)| *told = count);
-        }
-        sample
-    }
-
-    /// Returns the effect in words: a count, its name, and a remark.
-    pub fn rows(&self) -> [(u64, &'static str, String); 4] {
-        let [saved, bound, _, growth] = Share::ALL.map(|share| format!("{:>9}", share.show(self)));
-        let touches = grouped(self.touches);
-        [
-            (
-                self.saved,
-                "faults saved",
-                format!("{saved} of {touches} first touches of anonymous memory"),
-            ),
-            (
-                self.bound,
-                "faults saved, upper bound",
-                format!("{bound} of them: a perfect predictor with windows of the same size"),
-            ),
-            (self.copies, "zero page copies saved", "each a fault with order 0".into()),
-            (
-                self.peak,
-                "peak resident pages",
-                format!("{growth} more than the {} with order 0", grouped(self.peak_off)),
-            ),
-        ]
-    }
-
-    /// Writes the effect.
-    pub fn json(&self, json: &mut Json, context: &Context) -> Result<(), CliError> {
-        let counts = [
-            ("first_touches", "faults", self.touches),
-            ("faults_saved", "faults", self.saved),
-            ("zero_page_copies_saved", "faults", self.copies),
-            ("faults_saved_upper_bound", "faults", self.bound),
-            ("peak_resident_pages_off", "pages", self.peak_off),
-            ("peak_resident_pages", "pages", self.peak),
-        ];
-        counts
-            .into_iter()
-            .try_for_each(|(metric, unit, n)| json.write(context, metric, unit, Number::Whole(n)))
-    }
+/// Returns the effect in words: a count, its name, and a remark.
+pub fn rows(effect: &Effect) -> [(u64, &'static str, String); 4] {
+    let [saved, bound, _, growth] = Share::ALL.map(|share| format!("{:>9}", share.show(effect)));
+    let touches = grouped(effect.touches);
+    [
+        (
+            effect.saved,
+            "faults saved",
+            format!("{saved} of {touches} first touches of anonymous memory"),
+        ),
+        (
+            effect.bound,
+            "faults saved, upper bound",
+            format!("{bound} of them: a perfect predictor with windows of the same size"),
+        ),
+        (effect.copies, "zero page copies saved", "each a fault with order 0".into()),
+        (
+            effect.peak,
+            "peak resident pages",
+            format!("{growth} more than the {} with order 0", grouped(effect.peak_off)),
+        ),
+    ]
 }
 
 #[cfg(test)]

@@ -4,36 +4,17 @@
 //! results are complete, so a failed or interrupted run leaves an earlier file unchanged. Its
 //! measurements go to another file, with a name ending in `.partial`.
 
-use crate::args::JsonArgs;
+use super::{JsonArgs, say};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
-use crate::report::say;
-use crate::run::Sample;
+use faultless_analysis::{Context, Error, Figures, Number};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::mem;
 use std::path::{Path, PathBuf};
-
-/// The conditions of a measurement.
-#[derive(Clone, Debug)]
-pub struct Context {
-    /// `native` or `linux-VERSION`.
-    pub machine: String,
-    /// A workload, or `replay:` and the name of a recording.
-    pub workload: String,
-    /// The CPUs used.
-    pub cpus: usize,
-    /// The knobs that distinguish this run from others, or `default`.
-    pub setting: String,
-    /// The inputs of the run: the parameters of a workload, the description of a recording, the
-    /// machine of a boot.
-    pub params: Map<String, Value>,
-    /// All knobs, set or not; empty on Linux.
-    pub knobs: Map<String, Value>,
-}
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -46,16 +27,6 @@ struct Line<'a> {
     metric: &'a str,
     unit: &'a str,
     value: Number,
-}
-
-/// Counts stay whole.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(untagged)]
-pub enum Number {
-    /// A count.
-    Whole(u64),
-    /// A rate or a time.
-    Real(f64),
 }
 
 /// The extension of the file with the results of an incomplete run, appended to the given name.
@@ -144,6 +115,18 @@ impl Json {
         unit: &str,
         value: Number,
     ) -> Result<(), CliError> {
+        Ok(self.figure(context, metric, unit, value)?)
+    }
+}
+
+impl Figures for Json {
+    fn figure(
+        &mut self,
+        context: &Context,
+        metric: &str,
+        unit: &str,
+        value: Number,
+    ) -> Result<(), Error> {
         if matches!(self.out, Out::Nothing) {
             return Ok(());
         }
@@ -154,51 +137,10 @@ impl Json {
         let written = serde_json::to_string(&line)
             .map_err(io::Error::from)
             .and_then(|text| self.out.write_all(format!("{text}\n").as_bytes()));
-        written.map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe => CliError::Closed,
-            _ => CliError::failed(format_args!("--json {}", self.path.display()), error),
+        written.map_err(|source| match source.kind() {
+            io::ErrorKind::BrokenPipe => Error::Closed,
+            _ => Error::Output { to: format!("--json {}", self.path.display()), source },
         })
-    }
-
-    /// Writes a run: its rates, times and counts.
-    pub fn sample(&mut self, context: &Context, sample: &Sample) -> Result<(), CliError> {
-        let Sample { operations, faults, wall, user, system, counters } = sample;
-        let rates = [
-            ("faults_per_second", "1/s", sample.fault_rate()),
-            ("operations_per_second", "1/s", sample.operation_rate()),
-            ("wall_seconds", "s", *wall),
-            ("user_seconds", "s", *user),
-            ("system_seconds", "s", *system),
-        ];
-        for (metric, unit, value) in rates {
-            self.write(context, metric, unit, Number::Real(value))?;
-        }
-        self.write(context, "operations", "count", Number::Whole(*operations))?;
-        if counters.is_empty() {
-            self.write(context, "faults", "count", Number::Whole(*faults))?;
-        }
-        self.counts(context, counters)
-    }
-
-    /// Writes the counts in `seconds` of an interrupted run.
-    pub fn interrupted(
-        &mut self,
-        context: &Context,
-        counters: &[(&'static str, u64)],
-        seconds: f64,
-    ) -> Result<(), CliError> {
-        self.write(context, "wall_seconds", "s", Number::Real(seconds))?;
-        self.counts(context, counters)
-    }
-
-    fn counts(
-        &mut self,
-        context: &Context,
-        counters: &[(&'static str, u64)],
-    ) -> Result<(), CliError> {
-        counters
-            .iter()
-            .try_for_each(|(name, count)| self.write(context, name, "count", Number::Whole(*count)))
     }
 }
 

@@ -4,16 +4,22 @@ pub mod bars;
 pub mod columns;
 pub mod effect;
 pub mod json;
-pub mod number;
 pub mod perf_stat;
 pub mod progress;
-pub mod rates;
 pub mod table;
 
-use crate::args::JsonArgs;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub struct JsonArgs {
+    /// Write results to FILE too, one JSON object per line, each with the parameters and knobs in
+    /// force. `-` is standard output, and moves the tables to standard error. FILE is replaced when
+    /// the results are complete; the results of a failed or interrupted run go to FILE.partial
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
 
 /// Returns the output for text, and its style: standard output, unless JSON goes there.
 pub fn output(json: &JsonArgs) -> (Box<dyn Write + Send>, Style) {

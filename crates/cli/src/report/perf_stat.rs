@@ -1,7 +1,7 @@
 //! The form of `perf stat`: a count, its name, and its relation to other counts.
 
-use super::number::{grouped, percent, scaled};
 use faultless::Counter;
+use faultless_analysis::number::{grouped, percent, scaled};
 use faultless_native::TLB_COUNTERS;
 use std::fmt::Write;
 

@@ -1,6 +1,7 @@
 //! Progress, on standard error: a bar on a terminal, otherwise a line for each step.
 
 use super::say;
+use faultless_analysis::Observer;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -41,22 +42,26 @@ impl Progress {
         Self { bar, plain }
     }
 
-    /// Begins a part.
-    pub fn begin(&self, what: &str) {
+    /// Prints permanent output without disturbing the bar.
+    pub fn print<E>(&self, print: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.bar.suspend(print)
+    }
+}
+
+impl Observer for Progress {
+    fn begin(&self, what: &str) {
         if self.plain {
             say!("{what} ...");
         }
         self.bar.set_message(what.to_owned());
     }
 
-    /// Completes `steps` more steps.
-    pub fn advance(&self, steps: u64) {
+    fn advance(&self, steps: u64) {
         self.bar.inc(steps);
     }
 
-    /// Prints permanent output without disturbing the bar.
-    pub fn print<E>(&self, print: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        self.bar.suspend(print)
+    fn note(&self, note: &str) {
+        self.bar.suspend(|| say!("faultless: {note}"));
     }
 }
 

@@ -1,12 +1,12 @@
 //! Tables, and the rows of counters shared by comparisons.
 
-use super::columns::Topic;
-use super::number::{grouped, percent};
 use super::{Style, terminal_columns};
-use crate::run::Sample;
 use comfy_table::presets::{ASCII_MARKDOWN, NOTHING};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use faultless::Counter;
+use faultless_analysis::Sample;
+use faultless_analysis::columns::Topic;
+use faultless_analysis::number::{grouped, percent};
 
 /// Creates a table of words without lines, filled to the width of the terminal.
 pub fn plain() -> Table {

@@ -1,82 +1,107 @@
 //! `faultless scale`: a workload or a recording on increasing numbers of simulated CPUs.
 //!
-//! Each run has a new virtual machine (`faultless-virtual`), so runs are independent, and the
-//! figures of a run do not depend on its position in the list. Ctrl-C aborts the current run, and
-//! ends the list. With `--table` the list is a [published table](tables).
+//! With `--table` the list is a [published table](tables).
 
 pub mod counts;
 pub mod page;
 mod plot;
 mod print;
-mod recording;
-pub mod sizes;
-pub mod subject;
 mod tables;
 
-use crate::args::ScaleArgs;
 use crate::error::CliError;
-use crate::html::{Drawing, Html};
+use crate::html::{Drawing, Html, HtmlArgs};
 use crate::interrupt;
 use crate::output;
 use crate::profiles;
-use crate::report;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::plural;
+use crate::replay::source::{self, Input, Origin};
+use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::settings::{Settings, ahead_of_policies, policies};
-use faultless::Locking;
-use faultless_virtual::rates::Operation;
-use faultless_virtual::{Profile, Spent};
+use crate::report::{self, JsonArgs};
+use crate::set::SetArgs;
+use clap::ArgGroup;
+use counts::Counts;
+use faultless::{Locking, MAX_CPUS};
+use faultless_analysis::scale::{self, PROFILE, Plan, Scaled, Subject, sizes};
+use faultless_analysis::settings::{Settings, ahead_of_policies, policies};
+use faultless_analysis::suggest;
+use faultless_trace::recordings;
+use faultless_virtual::Profile;
+use faultless_workload::all;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
-use subject::{Ran, Subject};
+use tables::TableArg;
 
-/// The number of hot places kept for a run.
-const HOTTEST: usize = 10;
-
-/// The run of one policy on one number of CPUs.
-#[derive(Debug)]
-pub struct Point {
-    policy: Locking,
-    cpus: usize,
-    ran: Ran,
-    /// The rate relative to a linear increase from the rate of the same policy on the fewest CPUs;
-    /// 1 is linear.
-    linear: f64,
-    context: Context,
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("what").args(["subject", "table"]).required(true))]
+#[command(after_help = "\
+Examples:
+  faultless scale pft
+  faultless scale page_fault1 mode=processes --cpus 1,2,4..512
+  faultless scale ebizzy --profile eight-socket --plot ebizzy.svg
+  faultless scale vma_mmap --policies speculative --details
+  faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl
+  faultless scale --table prefault          beside the published figures
+  faultless scale --table prefault --cpus 1,8 --details
+  faultless profiles                        bundled profiles and their format")]
+pub struct ScaleArgs {
+    /// Run this workload or recording: a file, or the name of a bundled one
+    #[arg(value_name = "WORKLOAD|RECORDING")]
+    pub subject: Option<PathBuf>,
+    /// Print a published table, with simulated figures beside the published figures
+    #[arg(long, value_name = "NAME", value_enum,
+          conflicts_with_all = ["params", "policies", "set", "plot", "html", "profile"])]
+    pub table: Option<TableArg>,
+    /// Set parameters of the workload, such as `size=4M`; `faultless workloads` lists them
+    #[arg(value_name = "KEY=VALUE")]
+    pub params: Vec<String>,
+    /// Run on these numbers of CPUs; 4..512 is 4, 8, 16 and so on [default: 1, 2, 4 and so on to
+    /// the CPUs of the profile]. With --table, print only the rows with these numbers of CPUs
+    /// [default: all rows]
+    #[arg(long, value_name = "N,N..N")]
+    pub cpus: Option<Counts>,
+    /// Select the locking policies [default: all]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    pub policies: Vec<Policy>,
+    /// Take hardware costs from this profile: the name of a bundled profile (`faultless profiles`
+    /// lists them), or a file. A bundled name takes precedence over a file of the same name; ./NAME
+    /// is always the file
+    #[arg(long, value_name = "NAME|FILE", default_value = PROFILE)]
+    pub profile: String,
+    /// Select a schedule: 0 delays no CPU. Any other number delays one access in 16 by up to 1 µs,
+    /// at random. Use this to find wrong schedules, not for figures, which are several times lower
+    /// with delays
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Print the hottest lines for each number of CPUs, not only for the largest. With --table,
+    /// print the CPU time, faults and cache lines of each row
+    #[arg(long)]
+    pub details: bool,
+    #[command(flatten)]
+    pub set: SetArgs,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
+    /// Draw throughput over CPUs as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
-/// All runs.
-#[derive(Debug)]
-pub struct Scaled {
-    name: String,
-    unit: &'static str,
-    /// The profile: its name, and its description in `profile`.
-    machine: String,
-    profile: String,
-    /// The workload's parameters with the most CPUs.
-    parameters: String,
-    /// The number of the schedule.
-    seed: u64,
-    points: Vec<Point>,
-}
+/// A locking policy, by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy(pub Locking);
 
-impl Scaled {
-    /// Returns whether each run had faults. Transfers are then counted per fault.
-    fn by_faults(&self) -> bool {
-        self.points.iter().all(|point| point.ran.sample.faults > 0)
-    }
+impl FromStr for Policy {
+    type Err = String;
 
-    /// Returns whether there are several numbers of CPUs, which allow a comparison with linear
-    /// scaling.
-    fn scales(&self) -> bool {
-        self.policies().any(|points| points.len() > 1)
-    }
-
-    /// Returns the points of each policy.
-    fn policies(&self) -> impl Iterator<Item = &[Point]> {
-        self.points.chunk_by(|one, next| one.policy == next.policy)
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Locking::ALL.into_iter().find(|policy| policy.name() == text);
+        found.map(Self).ok_or_else(|| {
+            let names = Locking::ALL.map(Locking::name);
+            format!("one of {}{}", names.join(", "), suggest::hint(text, names))
+        })
     }
 }
 
@@ -87,9 +112,9 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         (Some(name), None) => name,
         (None, None) => return Err(CliError::Usage("a workload, a recording or --table".into())),
     };
-    let subject = Arc::new(Subject::find(name, &args.params)?);
+    let subject = Arc::new(find(name, &args.params)?);
     let profile = profiles::find(&args.profile)?;
-    let counts = subject.counts(args.cpus.as_ref(), &profile)?;
+    let counts = counts(&subject, args.cpus.as_ref(), &profile)?;
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];
     output::apart(&[
@@ -103,42 +128,16 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let (mut out, style) = report::output(&args.json);
     let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
 
-    let mut scaled = Scaled {
-        name: subject.name(),
-        unit: subject.unit(),
-        machine: profile.name.clone(),
-        profile: profile.to_string(),
-        parameters: subject.parameters(counts.0.last().copied().unwrap_or(1))?,
-        seed: args.seed,
-        points: Vec::new(),
-    };
     let progress = Progress::new((policies.len() * counts.0.len()) as u64);
     let mut failures = Vec::new();
-    'all: for policy in policies {
-        let settings = settings.with_locking(policy);
-        let mut first = None;
-        for &cpus in &counts.0 {
-            if interrupt::requested() {
-                break 'all;
-            }
-            let what = plural(cpus as u64, "CPU");
-            progress.begin(&format!("{}, {}, {what}", scaled.name, policy.name()));
-            match subject.run(&profile, cpus, args.seed, &settings) {
-                Ok(None) => break 'all,
-                Ok(Some((ran, context))) => {
-                    let each = ran.sample.operation_rate() / cpus as f64;
-                    let linear = each / *first.get_or_insert(each);
-                    let point = Point { policy, cpus, ran, linear, context };
-                    write_json(&mut json, &point.context, &point.ran)?;
-                    let of_linear = Number::Real(100.0 * linear);
-                    json.write(&point.context, "of_linear", "%", of_linear)?;
-                    scaled.points.push(point);
-                }
-                Err(error) => failures.push(error.to_string()),
-            }
-            progress.advance(1);
-        }
-    }
+    let plan = Plan {
+        profile: &profile,
+        counts: &counts.0,
+        policies: &policies,
+        seed: args.seed,
+        settings: &settings,
+    };
+    let scaled = scale::run(&subject, plan, &mut json, &progress, &mut failures)?;
     drop(progress);
     let mut text = Vec::new();
     print::print(&mut text, &scaled, &beyond(&profile, &scaled), args.details, style)?;
@@ -151,6 +150,69 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         html.write(|| page::page(&scaled, &String::from_utf8_lossy(&text)).map(Some))?;
     }
     if failures.is_empty() { json.complete() } else { Err(CliError::Failed(failures.join("\n"))) }
+}
+
+/// Finds the subject named `subject`, with the parameters of a workload.
+///
+/// # Errors
+/// No such subject exists, or it does not accept the parameters.
+fn find(subject: &Path, params: &[String]) -> Result<Subject, CliError> {
+    let name = subject.to_string_lossy();
+    if all().iter().any(|info| info.name == name) {
+        return Ok(Subject::Workload(name.into_owned(), params.to_vec()));
+    }
+    if Origin::find(subject).is_some() {
+        let Input::Recording(source) = source::open(subject)? else {
+            let why = "it is a trace of addresses, which has no faults and calls; `faultless replay` runs it";
+            return Err(CliError::Usage(format!("{name}: {why}")));
+        };
+        if let Some(param) = params.first() {
+            let why = "a recording has no parameters";
+            return Err(CliError::Usage(format!("{name}: {param}: {why}")));
+        }
+        return Ok(Subject::Recording(Arc::from(source)));
+    }
+    let mut known: Vec<_> = all().iter().map(|info| info.name).collect();
+    known.extend(recordings::all().iter().map(|recording| recording.name));
+    Err(CliError::Usage(format!(
+        "{name}: no such workload, recording or file; there are {}{}",
+        known.join(", "),
+        suggest::hint(&name, known.iter().copied())
+    )))
+}
+
+/// Returns the numbers of CPUs for the runs.
+///
+/// # Errors
+/// The given numbers do not fit the subject.
+fn counts(
+    subject: &Subject,
+    given: Option<&Counts>,
+    profile: &Profile,
+) -> Result<Counts, CliError> {
+    match subject {
+        Subject::Workload(name, params) => {
+            let counts = given.cloned().unwrap_or_else(|| Counts::doubling(profile.cpus()));
+            // Invalid parameters are reported before the first run.
+            counts.0.iter().try_for_each(|cpus| sizes::workload(name, params, *cpus).map(drop))?;
+            Ok(counts)
+        }
+        Subject::Recording(source) => {
+            let threads = source.plan.threads().len();
+            if given.is_some() {
+                let why = "a CPU for each of its threads, of which there are";
+                let name = subject.name();
+                return Err(CliError::Usage(format!("--cpus: {name} has {why} {threads}")));
+            }
+            if threads > MAX_CPUS {
+                let why = format!(
+                    "it has {threads} threads, and at most {MAX_CPUS} CPUs can be simulated"
+                );
+                return Err(CliError::Usage(format!("{}: {why}", subject.name())));
+            }
+            Ok(Counts(vec![threads]))
+        }
+    }
 }
 
 /// Returns the policies to compare.
@@ -187,35 +249,4 @@ fn beyond(profile: &Profile, scaled: &Scaled) -> String {
         return String::new();
     }
     format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
-}
-
-/// Writes a simulated run.
-pub fn write_json(json: &mut Json, context: &Context, ran: &Ran) -> Result<(), CliError> {
-    json.sample(context, &ran.sample)?;
-    for (metric, count) in [
-        ("line_transfers", ran.accounts.transfers),
-        ("line_fetches", ran.accounts.fetches),
-        ("interrupts", ran.accounts.interrupts),
-    ] {
-        json.write(context, metric, "count", Number::Whole(count))?;
-    }
-    for (on, share) in Spent::ALL.iter().zip(ran.shares()) {
-        let metric = format!("time in {}", on.name());
-        json.write(context, &metric, "%", Number::Real(share))?;
-    }
-    for (operation, took) in Operation::ALL.iter().zip(&ran.latencies) {
-        let mut took = took.clone();
-        took.sort_unstable();
-        let Some(last) = took.len().checked_sub(1) else { continue };
-        for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
-            let metric = format!("{}_latency_{name}", operation.name());
-            let nanoseconds = took[last * percent / 100] as f64 / 1000.0;
-            json.write(context, &metric, "ns", Number::Real(nanoseconds))?;
-        }
-    }
-    for place in &ran.hottest {
-        let metric = format!("wait for {} at {}:{}", place.of, place.file, place.line);
-        json.write(context, &metric, "s", Number::Real(place.waited as f64 * 1e-12))?;
-    }
-    Ok(())
 }

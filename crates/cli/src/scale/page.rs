@@ -1,14 +1,14 @@
 //! The results of a scale, as a page.
 
-use super::subject::Ran;
-use super::{Scaled, plot};
+use super::plot;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{
     Bar, Frame, Picture, Series, SeriesLabelPosition, bars, distribution, extent, linear, lines,
     log_axis,
 };
-use crate::report::number::{label, plural};
+use faultless_analysis::number::{label, plural};
+use faultless_analysis::scale::{Ran, Scaled};
 use faultless_virtual::Spent;
 use faultless_virtual::rates::Operation;
 

@@ -1,9 +1,9 @@
 //! The plot of a scale: throughput over CPUs, a line for each policy, both axes logarithmic.
 
-use super::Scaled;
 use crate::error::CliError;
 use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, lines, log_axis, values};
-use crate::report::number::label;
+use faultless_analysis::number::label;
+use faultless_analysis::scale::{Point, Scaled};
 
 /// Draws the plot: on white, or on the background of a page.
 ///
@@ -24,7 +24,7 @@ pub fn draw(scaled: &Scaled, white: bool) -> Result<Picture, CliError> {
         y_chars: 6,
         white,
     };
-    let series = |points: &[super::Point]| Series {
+    let series = |points: &[Point]| Series {
         name: points.first().map_or("", |point| point.policy.name()).to_owned(),
         points: points
             .iter()

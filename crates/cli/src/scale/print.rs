@@ -1,10 +1,10 @@
 //! Bars and tables of simulated runs.
 
-use super::{Point, Scaled};
 use crate::error::CliError;
 use crate::report::bars::{self, Bar};
-use crate::report::number::{grouped, plural, scaled as short};
 use crate::report::{Style, table};
+use faultless_analysis::number::{grouped, plural, scaled as short};
+use faultless_analysis::scale::{Point, Scaled};
 use faultless_virtual::Spent;
 use std::io::Write;
 

@@ -4,7 +4,7 @@ use super::figures::{Figure, show};
 use super::{Done, Side, of};
 use crate::error::CliError;
 use crate::report::{Style, table};
-use crate::settings::Ahead;
+use faultless_analysis::settings::Ahead;
 use faultless_boot::linux::Stock;
 use std::io::Write;
 

@@ -1,7 +1,7 @@
 //! The figures printed by a measuring program, one per line: `row NAME VALUE UNIT`, or
 //! `count NAME UNIT VALUE` with the counted thing as unit.
 
-use crate::report::number::grouped;
+use faultless_analysis::number::grouped;
 
 /// A figure.
 #[derive(Clone, Debug, PartialEq)]

@@ -15,14 +15,15 @@ mod facts;
 mod figures;
 mod parts;
 
-use crate::args::VersusArgs;
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::json::{Context, Json, Number};
-use crate::report::number::plural;
+use crate::report::json::Json;
 use crate::report::progress::Progress;
-use crate::report::{self, Style, table};
-use crate::settings::{Ahead, Assignment, Settings, regimes};
+use crate::report::{self, JsonArgs, Style, table};
+use crate::set::SetArgs;
+use faultless_analysis::number::plural;
+use faultless_analysis::settings::{Ahead, Assignment, Settings, regimes};
+use faultless_analysis::{Context, Number, Observer};
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams, guest};
 use figures::{Figure, Pair, Value, figures, verdict};
@@ -30,9 +31,37 @@ use parts::{Part, image};
 use serde_json::Map;
 use std::collections::VecDeque;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  faultless versus
+  faultless versus --set locking=mmap_lock --cpus 4
+  faultless versus --kernel /boot/vmlinuz-6.12.43-amd64 --json versus.jsonl
+  faultless versus --check     fail if a row misses a third of Linux")]
+pub struct VersusArgs {
+    /// Compare with this Linux kernel, a bzImage [default: Debian's newest 6.12]
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// Count faults and shootdowns with these numbers of CPUs
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4],
+          value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub cpus: Vec<u16>,
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Boot N times for each row that varies, as rows of disks do, and show the median
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub runs: u16,
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Fail if a row costs more than a third of its cost on Linux
+    #[arg(long)]
+    pub check: bool,
+}
 
 /// Memory of either machine, and its CPU. Without fast strings, both kernels use the same counted
 /// steps to zero a page.

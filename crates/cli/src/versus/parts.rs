@@ -164,7 +164,7 @@ pub fn image(directory: &TempDir) -> PathBuf {
 mod tests {
     use super::super::figures;
     use super::*;
-    use crate::settings::Ahead;
+    use faultless_analysis::settings::Ahead;
 
     /// Returns the output and the number of missed targets, with a kernel given as a file.
     fn told(done: &[Done]) -> (String, usize) {

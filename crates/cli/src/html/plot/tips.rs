@@ -2,7 +2,7 @@
 //! show while the pointer is over the mark.
 
 use super::super::escaped;
-use crate::report::number::scaled;
+use faultless_analysis::number::scaled;
 use std::fmt::Write;
 
 /// The radius of the mark of a point, in pixels.

@@ -1,0 +1,260 @@
+//! The answer for one program: the time of its faults, and the predicted saving of each setting.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::item::{Item, Open};
+use super::items::{open, predict, prefault};
+use super::once::Run;
+use super::time::spent;
+use crate::context::Context;
+use crate::error::Error;
+use crate::figures::{Figures, Number};
+use crate::replay::Source;
+use faultless_trace::Trace;
+use faultless_workload::{Linux, System};
+use serde_json::Map;
+use std::ffi::OsString;
+
+/// The share of a run below which a saving is not worth a row. Other load makes a larger
+/// difference.
+pub const WORTH: f64 = 0.01;
+/// The saving in nanoseconds below which an item is not worth a row: it would be printed as 0.
+const LEAST: f64 = 1e6;
+
+/// The report about a program.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    /// The counts of the recording.
+    pub findings: &'a Findings,
+    /// The measured costs.
+    pub costs: Costs,
+    /// The run without the recorder, if there was such a run.
+    pub plain: Option<Run>,
+    /// Remarks of the reader of the recording.
+    pub notes: &'a [String],
+    /// The maximum nanoseconds of faults: the kernel time of the run, or the processor time of the
+    /// threads in a recording.
+    limit: f64,
+    /// Seconds of the run: processor time, or for a recording the time from its first event to its
+    /// last.
+    pub seconds: f64,
+    /// The predicted items, the largest saving first.
+    pub items: Vec<Item>,
+    /// The items without a prediction.
+    pub open: Vec<Open>,
+    /// The saving of prefault by the kernel.
+    pub prefault: Option<Item>,
+}
+
+impl<'a> Answer<'a> {
+    /// Creates the report from counts, costs and the run without a recorder, if there was such a
+    /// run.
+    pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
+        let recorded = trace.events.last().map_or(0, |event| event.time_us);
+        let recorded = recorded as f64 / 1e6;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
+        let at_once = trace.threads.len().clamp(1, cpus) as f64;
+        let limit = plain.map_or(recorded * at_once, |run| run.fault_limit()) * 1e9;
+        let bounded = bounded(findings, &costs, limit);
+        // Concurrent threads use more processor time than elapses.
+        let busy = spent(findings, &bounded) / 1e9;
+        let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
+        let (open, prefault) = (open(findings), prefault(findings, &bounded));
+        let mut answer = Self {
+            findings,
+            costs,
+            plain,
+            notes: &trace.header.notes,
+            limit,
+            seconds,
+            items: Vec::new(),
+            open,
+            prefault,
+        };
+        answer.items = answer.predict(&answer.costs);
+        answer
+    }
+
+    /// Predicts all items with these costs, each limited to the time that the run can have taken.
+    pub fn predict(&self, costs: &Costs) -> Vec<Item> {
+        let mut items = predict(self.findings, &bounded(self.findings, costs, self.limit));
+        let most = self.seconds * 1e9;
+        for item in &mut items {
+            // Faults and calls are kernel time; fewer collections save time of the program.
+            let most = if item.spared.is_some() { self.limit.min(most) } else { most };
+            item.saving = item.saving.min(most);
+            item.at_best = item.at_best.min(most);
+        }
+        items
+    }
+
+    /// Returns the costs, reduced so that the faults of the run take at most their possible time.
+    pub fn bounded(&self) -> Costs {
+        bounded(self.findings, &self.costs, self.limit)
+    }
+
+    /// Returns a saving as a share of the run, from 0 to 1.
+    pub fn share(&self, nanoseconds: f64) -> f64 {
+        nanoseconds / 1e9 / self.seconds.max(1e-9)
+    }
+
+    /// Returns whether a saving or a loss of this number of nanoseconds is worth a row.
+    pub fn worth(&self, saving: f64) -> bool {
+        saving.abs() >= LEAST && self.share(saving).abs() >= WORTH
+    }
+
+    /// Returns the items with a row each. Of the mTHP sizes, only the best has a row.
+    pub fn shown(&self) -> Vec<&Item> {
+        let mut sizes = 0;
+        let first_size = |item: &&Item| {
+            sizes += usize::from(is_size(item));
+            !is_size(item) || sizes == 1
+        };
+        self.items.iter().filter(first_size).collect()
+    }
+
+    /// Returns the context of the measurement and prediction: `program` is the command, and
+    /// `sysfs` permits changes of system-wide settings.
+    pub fn context(&self, source: &Source, program: &[OsString], sysfs: bool) -> Context {
+        let command: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+        Context {
+            machine: Linux::new().machine(),
+            workload: format!("advise:{}", source.name),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            setting: "default".into(),
+            params: Map::from_iter([
+                ("program".to_owned(), source.trace.header.program.as_str().into()),
+                ("command".to_owned(), command.join(" ").into()),
+                ("sysfs".to_owned(), sysfs.into()),
+                ("shmem_enabled".to_owned(), self.findings.shmem.word.as_str().into()),
+            ]),
+            knobs: Map::new(),
+        }
+    }
+
+    /// Passes every figure to `figures`.
+    ///
+    /// # Errors
+    /// A figure cannot be written.
+    pub fn figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
+        let Self { findings, costs, .. } = self;
+        let times =
+            [("seconds", self.seconds), ("fault_seconds", spent(findings, &self.bounded()) / 1e9)];
+        for (metric, value) in times {
+            figures.figure(context, metric, "s", Number::Real(value))?;
+        }
+        for (metric, value) in [
+            ("page_ns", costs.page),
+            ("populated_page_ns", costs.populated),
+            ("exception_ns", costs.quiet.exception()),
+            ("kernel_path_ns", costs.path()),
+            ("zeroing_ns", costs.zeroing),
+            ("first_touch_ns", costs.quiet.touch),
+            ("pretouched_page_ns", costs.pretouched),
+            ("mapping_call_ns", costs.mapping),
+            ("shared_page_ns", costs.shared()),
+        ] {
+            figures.figure(context, metric, "ns", Number::Real(value))?;
+        }
+        let census = &findings.census;
+        for (metric, count) in [
+            ("faults", census.faults()),
+            ("faults_expected", findings.expected_faults()),
+            ("faults_in_sequence", census.in_sequence),
+            ("faults_zeroed", census.zeroed),
+            ("faults_zero_page", census.zero_page),
+            ("faults_copied", census.copies),
+            ("faults_file", census.file),
+            ("faults_shared", census.shared),
+            ("faults_returned", census.returned),
+            ("faults_discarded", census.discarded),
+            ("virtual_machine", costs.virtual_machine.into()),
+            ("shadowed_page_tables", costs.shadowed().into()),
+        ] {
+            figures.figure(context, metric, "count", Number::Whole(count))?;
+        }
+        for item in self.items.iter().chain(&self.prefault) {
+            let context = Context { setting: item.name.clone(), ..context.clone() };
+            figures.figure(
+                &context,
+                "predicted_saving_seconds",
+                "s",
+                Number::Real(item.saving / 1e9),
+            )?;
+            figures.figure(
+                &context,
+                "predicted_saving_share",
+                "1",
+                Number::Real(self.share(item.saving)),
+            )?;
+            figures.figure(
+                &context,
+                "predicted_saving_at_best_seconds",
+                "s",
+                Number::Real(item.at_best / 1e9),
+            )?;
+            figures.figure(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reduces `costs` until the faults of the recording take at most `limit` nanoseconds. All costs of
+/// faults are reduced alike, because the run only limits their sum.
+fn bounded(findings: &Findings, costs: &Costs, limit: f64) -> Costs {
+    let spent = spent(findings, costs);
+    if spent > limit { costs.scaled(limit / spent) } else { costs.clone() }
+}
+
+/// Returns whether `item` enables one more size of folios for all memory.
+pub fn is_size(item: &Item) -> bool {
+    item.name.starts_with("mTHP")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{findings, sizes};
+    use super::super::sysfs::Mode;
+    use super::*;
+    use faultless_trace::recordings;
+
+    /// Returns a run with this kernel time, in seconds.
+    fn run(system: f64, faults: u64) -> Run {
+        Run {
+            wall: 1.2,
+            processor: 1.1,
+            system,
+            faults,
+            counts_populated: false,
+            thp_off: false,
+            status: std::process::ExitStatus::default(),
+            ended: 0,
+        }
+    }
+
+    #[test]
+    fn faults_never_take_more_than_the_kernel_time_of_the_run() {
+        let recording = recordings::find("python").expect("it is bundled");
+        let source = Source::shipped(recording).expect("it holds together");
+        let findings = findings("python", sizes(Mode::Madvise));
+        let all = spent(&findings, &costs()) / 1e9;
+        // The division of a short run's time is unreliable.
+        let short = Run { processor: all / 2.0, ..run(0.0, 1) };
+        let answer = Answer::new(&findings, costs(), Some(short), &source.trace);
+        assert!((spent(&findings, &answer.bounded()) / 1e9 - all / 2.0).abs() < 1e-6);
+        for system in [all / 3.0, 2.0 * all] {
+            let answer = Answer::new(&findings, costs(), Some(run(system, 1)), &source.trace);
+            let took = spent(&findings, &answer.bounded()) / 1e9;
+            assert!((took - all.min(system)).abs() < 1e-6, "{took} of {system}");
+            let most = answer.items.iter().map(|item| item.saving).fold(0.0, f64::max);
+            assert!(most > 0.0 && most <= system * 1e9 + 1.0, "{most} of {system}");
+        }
+        // A recording alone: its threads cannot take more than their total time.
+        let dear = costs().scaled(1e4);
+        let answer = Answer::new(&findings, dear, None, &source.trace);
+        assert!(answer.share(spent(&findings, &answer.bounded())) <= 1.0 + 1e-9);
+        assert!(answer.items.iter().all(|item| answer.share(item.saving) <= 1.0 + 1e-9));
+    }
+}

@@ -1,0 +1,170 @@
+//! Counts of faults and pages in a recording, as recorded and with other settings, before times are
+//! assigned.
+
+use super::collector::Collector;
+use super::heap::{Padded, of_malloc, padded};
+use super::program::Program;
+use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
+use crate::error::Error;
+use crate::observer::Observer;
+use crate::replay::{Effect, Source, prefault};
+use crate::settings::{Ahead, Settings};
+use faultless::PAGE_SIZE;
+use faultless_trace::anticipate;
+use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
+use faultless_trace::census::Census;
+use faultless_trace::keep::{Kept, kept};
+use faultless_trace::plan::PlanError;
+use faultless_trace::reserve::{Reserved, reserved};
+
+/// The order up to which prefault by the kernel is predicted: the default of this subsystem.
+const PREFAULT: Ahead = Ahead { order: 5, pool: 0 };
+
+/// Counts of one recording.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// The recording's name.
+    pub name: String,
+    /// The kind of the recorded program.
+    pub program: Program,
+    /// The host's settings.
+    pub sizes: Sizes,
+    /// The host's setting of huge pages for shared memory.
+    pub shmem: Shmem,
+    /// The recorded faults by purpose.
+    pub census: Census,
+    /// The same with the host's huge pages for shared memory, and with huge pages for all shared
+    /// memory.
+    pub shared: [Census; 2],
+    /// Folios with the host's settings. `with` has the folios with one more size enabled for all
+    /// memory, and its order.
+    pub now: Folios,
+    /// See `now`.
+    pub with: Vec<(u8, Folios)>,
+    /// Without folios.
+    pub without: Folios,
+    /// Folios in the memory of glibc's `malloc`, with its requests for huge pages off and on.
+    pub malloc_huge: [Folios; 2],
+    /// The effect of larger growth steps of glibc's heap.
+    pub padded: Padded,
+    /// The same, with the host's settings of folios.
+    pub padded_folios: Folios,
+    /// Address ranges reserved by runtimes, and used in parts.
+    pub reserved: Vec<Reserved>,
+    /// The trace of Go's collector in a run; `None` for a recording, and for other programs.
+    pub collector: Option<Collector>,
+    /// The effect of keeping freed memory.
+    pub kept: Kept,
+    /// The effect of prefault by the kernel; `None` if the user interrupted the replay.
+    pub prefault: Option<Effect>,
+}
+
+/// Steps of progress for the replays: each takes about as long as several walks.
+const REPLAYS: u64 = 8;
+
+impl Findings {
+    /// Steps of progress of [`of`](Self::of), about.
+    pub const STEPS: u64 = LARGEST as u64 + 4 + REPLAYS;
+
+    /// Returns the expected faults of a run without a recorder, with the host's huge pages.
+    pub fn expected_faults(&self) -> u64 {
+        let Census { copies, file, shared, shared_folios, .. } = self.shared[0];
+        self.now.outcome.left + copies + file + shared + shared_folios
+    }
+
+    /// Returns the share of the recorded first touches that cause a fault for a single page, from 0
+    /// to 1. A setting that maps pages in another way has no effect on touches in larger folios.
+    pub fn single(&self) -> f64 {
+        match self.now.outcome.faults {
+            0 => 1.0,
+            faults => self.now.mapped[0] as f64 / faults as f64,
+        }
+    }
+
+    /// Corrects the counts for a program that switches huge pages off for itself.
+    pub fn switch_huge_off(&mut self) {
+        self.sizes = Sizes { all: None, sizes: Vec::new() };
+        self.shmem = Shmem::NONE;
+        self.shared = [self.census.clone(), self.census.clone()];
+        self.with.clear();
+        self.now = self.without;
+        self.padded_folios = self.without;
+        self.malloc_huge = [self.without; 2];
+    }
+
+    /// Returns the peak size of anonymous memory in bytes, with any of the settings.
+    pub fn most_bytes(&self) -> u64 {
+        let with = self.with.iter().map(|(_, folios)| folios);
+        let all = with.chain([&self.now, &self.padded_folios]).chain(&self.malloc_huge);
+        let pages = all.map(|folios| folios.outcome.peak_resident + folios.outcome.peak_untouched);
+        pages.max().unwrap_or(0) * PAGE_SIZE
+    }
+
+    /// Computes the counts of the recording `source`.
+    ///
+    /// # Errors
+    /// The recording is inconsistent, or there is not enough memory for its replay.
+    pub fn of(
+        source: &Source,
+        program: Program,
+        sizes: Sizes,
+        shmem: Shmem,
+        observer: &dyn Observer,
+    ) -> Result<Self, Error> {
+        let trace = &source.trace;
+        let wrong = |error: PlanError| Error::input(&source.name, error);
+        let (always, asked) = (sizes.always(), sizes.asked());
+        let counted = |counts: Result<Folios, PlanError>| {
+            observer.advance(1);
+            counts.map_err(wrong)
+        };
+        let folios = |orders: &[u8]| counted(folios(trace, orders, &asked));
+        observer.begin("counts faults with larger folios");
+        let mut with = Vec::new();
+        for order in SMALLEST..=LARGEST {
+            let there = sizes.sizes.iter().any(|(size, _)| *size == order)
+                || order == LARGEST && sizes.all.is_some();
+            if there && !always.contains(&order) {
+                let orders = [&always[..], &[order]].concat();
+                with.push((order, folios(&orders)?));
+            }
+        }
+        let now = folios(&always)?;
+        let without = counted(anticipate::folio::folios(trace, &[], &[]))?;
+        observer.begin("counts faults with other settings of malloc");
+        let malloc = |orders: &[u8]| counted(folios_of(trace, of_malloc(trace), orders, &asked));
+        let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[LARGEST]].concat())?];
+        let mut pad = Padded::default();
+        let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
+        observer.begin("replays the program with prefault");
+        let settings = Settings::new(&[]);
+        let effects = prefault::effects(source, &settings, &[PREFAULT])?;
+        observer.advance(REPLAYS);
+        observer.begin("counts faults by their cause");
+        let census = Census::of(trace).map_err(wrong)?;
+        let all = census.with_huge_shared(census.huge_shared);
+        let with_shmem = match shmem.mode {
+            Mode::Always => all.clone(),
+            Mode::Madvise => census.with_huge_shared(census.huge_asked),
+            Mode::Never => census.clone(),
+        };
+        Ok(Self {
+            name: source.name.clone(),
+            program,
+            census,
+            shared: [with_shmem, all],
+            shmem,
+            now,
+            with,
+            without,
+            malloc_huge,
+            padded: pad,
+            padded_folios,
+            reserved: reserved(trace).map_err(wrong)?,
+            collector: None,
+            kept: kept(trace).map_err(wrong)?,
+            prefault: effects.and_then(|effects| effects.into_iter().next()),
+            sizes,
+        })
+    }
+}

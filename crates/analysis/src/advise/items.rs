@@ -1,0 +1,381 @@
+//! Settings of today's Linux, and the saving of each: counts of a recording, multiplied by costs of
+//! this host.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::item::{Apply, Item, Open, size};
+use super::sysfs::{THP, kib, size_file};
+use super::time::{fewer, folio_time, shared_time};
+use super::{allocator, runtime};
+use crate::number::plural;
+use faultless::PAGE_SIZE;
+use faultless_trace::anticipate::folio::{Folios, LARGEST};
+use faultless_trace::census::Census;
+use std::path::Path;
+
+/// The share of a mapping's pages that must be used to advise its population.
+const MOSTLY: f64 = 0.9;
+/// Pages of a mapping below which its population is not worth a line.
+const FEW: u64 = 256;
+
+/// Returns the advice without a prediction that applies to the program.
+pub fn open(findings: &Findings) -> Vec<Open> {
+    allocator::open(findings).into_iter().chain(runtime::open(findings)).collect()
+}
+
+/// Returns all items that apply to the program, the largest saving first.
+pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let at_best = all(findings, &costs.in_used_memory());
+    let mut items = all(findings, costs);
+    for (item, best) in items.iter_mut().zip(at_best) {
+        item.at_best = best.saving;
+    }
+    items.sort_by(|one, other| other.saving.total_cmp(&one.saving));
+    items
+}
+
+fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let mut items = Vec::new();
+    items.extend(sizes(findings, costs));
+    items.extend(without_thp(findings, costs));
+    items.extend(shared_memory(findings, costs));
+    items.extend(allocator::predicted(findings, costs));
+    items.extend(populate(findings, costs));
+    items.extend(runtime::predicted(findings, costs));
+    items.extend(text(findings, costs));
+    items
+}
+
+/// Returns the saving of prefault by the kernel, which no setting of Linux provides.
+pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let effect = findings.prefault.as_ref()?;
+    let single = findings.single();
+    let (saved, unused) = (effect.saved as f64 * single, effect.unused() as f64 * single);
+    let saving = saved * (costs.page - costs.populated) - unused * costs.populated;
+    Some(Item {
+        name: "prefault by the kernel".into(),
+        action: format!(
+            "no setting gives it: windows of up to 32 pages would spare {saved:.0} faults"
+        ),
+        saving,
+        at_best: saving,
+        spared: Some(saved),
+        unused: effect.unused() * PAGE_SIZE,
+        apply: Apply::Nothing,
+        remarks: Vec::new(),
+    })
+}
+
+/// Returns an item for each additional folio size for all memory.
+fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let now = folio_time(&findings.now, costs);
+    let item = |(order, with): &(u8, Folios)| {
+        let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
+        let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
+        let mut remarks =
+            vec!["fewer TLB misses are not counted: what accesses memory at random may save more"];
+        if !costs.folio(*order).1 {
+            remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
+        }
+        if *order == LARGEST {
+            remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
+            if costs.reporting() {
+                remarks.push("the host takes free memory back, from 2 MiB on: such a page is expensive to get again");
+            }
+        }
+        let name = if *order == LARGEST {
+            "THP always".into()
+        } else {
+            format!("mTHP {} kB", kib(*order))
+        };
+        Item {
+            name,
+            action: format!("echo always > {}", file.display()),
+            saving: now - folio_time(with, costs),
+            spared: Some(fewer(&findings.now, with)),
+            unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
+                * PAGE_SIZE,
+            apply: Apply::Sysfs(file, "always"),
+            at_best: 0.0,
+            remarks,
+        }
+    };
+    findings.with.iter().map(item).collect()
+}
+
+/// Disables huge pages for this program if all programs have them.
+fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let always = !findings.sizes.always().is_empty();
+    always.then(|| Item {
+        name: "no THP".into(),
+        action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
+        saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
+        spared: Some(fewer(&findings.now, &findings.without)),
+        unused: 0,
+        apply: Apply::WithoutThp,
+        at_best: 0.0,
+        remarks: Vec::new(),
+    })
+}
+
+/// Huge pages for all shared memory.
+fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let file = findings.shmem.file.clone()?;
+    let [now, all] = &findings.shared;
+    let mut remarks = vec![
+        "of shared anonymous memory, System V's segments and memfd; files on tmpfs have the mount option huge=",
+    ];
+    if !costs.shared_huge().1 {
+        remarks.push("the cost of a huge page is computed: --sysfs permits to measure it");
+    }
+    let spared = now.faults() as f64 - all.faults() as f64;
+    (spared > 0.0).then(|| Item {
+        name: "shared memory on THP".into(),
+        action: format!("echo always > {}", file.display()),
+        saving: shared_time(now, costs) - shared_time(all, costs),
+        spared: Some(spared),
+        unused: findings.census.huge_shared.unused(),
+        apply: Apply::Sysfs(file, "always"),
+        at_best: 0.0,
+        remarks,
+    })
+}
+
+/// Populates large, mostly used mappings at their creation.
+fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let mut groups = findings.census.mappings.clone();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.len));
+    let (mut touched, mut pages, mut count, mut unused) = (0, 0, 0, 0);
+    let mut best: Option<Item> = None;
+    for group in groups {
+        touched += group.touched;
+        pages += group.count * group.len / PAGE_SIZE;
+        count += group.count;
+        unused += group.unused;
+        let vain = pages.saturating_sub(touched) as f64;
+        let single = findings.single();
+        let spared = touched as f64 * single;
+        let saving = spared * (costs.page - costs.populated) - vain * single * costs.populated;
+        let mostly = touched as f64 >= MOSTLY * pages as f64 && touched >= FEW;
+        if mostly && best.as_ref().is_none_or(|best| saving > best.saving) {
+            best = Some(Item {
+                name: "populate mappings".into(),
+                action: format!(
+                    "MAP_POPULATE or MADV_POPULATE_WRITE for {} of {} and more",
+                    plural(count, "mapping"),
+                    size(group.len)
+                ),
+                saving,
+                spared: Some(spared),
+                unused: unused * PAGE_SIZE,
+                // A block of malloc lies in a slightly larger mapping.
+                apply: if (findings.program.glibc || findings.program.java)
+                    && !findings.program.fixed
+                {
+                    Apply::Populate(group.len - PAGE_SIZE)
+                } else {
+                    Apply::Nothing
+                },
+                at_best: 0.0,
+                remarks: Vec::new(),
+            });
+        }
+    }
+    best
+}
+
+/// The program's code in pages of 2 MiB.
+fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let Census { text, text_pages, .. } = findings.census;
+    let left = text_pages.div_ceil(1 << LARGEST);
+    (text > left).then(|| Item {
+        name: "text on huge pages".into(),
+        action: "MADV_COLLAPSE, or code remapped to anonymous memory by the program".into(),
+        saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
+        spared: Some(text.saturating_sub(left) as f64),
+        unused: 0,
+        apply: Apply::Nothing,
+        at_best: 0.0,
+        remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::costs::tests::{TAKEN, costs, taken};
+    use super::super::program::Program;
+    use super::super::sysfs::{Mode, Shmem, Sizes};
+    use super::super::time::spent;
+    use super::*;
+    use crate::replay::Source;
+    use faultless_trace::census::{HugeShared, Mappings};
+    use faultless_trace::recordings;
+
+    /// Returns the findings of a bundled recording, treated as a program with glibc's malloc.
+    pub fn findings(name: &str, sizes: Sizes) -> Findings {
+        let recording = recordings::find(name).expect("it is bundled");
+        let source = Source::shipped(recording).expect("it holds together");
+        let program = Program { glibc: true, ..Program::default() };
+        Findings::of(&source, program, sizes, Shmem::NONE, &()).expect("it holds together")
+    }
+
+    /// Returns [`findings`] with `first` pages of shared memory in `folios` huge pages, and the
+    /// word of `shmem_enabled`.
+    pub fn sharing(first: u64, folios: u64, mode: Mode) -> Findings {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.shmem =
+            Shmem { mode, word: "never".into(), file: Some("/sys/shmem_enabled".into()) };
+        let census = &mut findings.census;
+        census.shared += first;
+        census.huge_shared = HugeShared { first, mapped: 0, folios, maps: 0 };
+        let all = census.with_huge_shared(census.huge_shared);
+        let now = if mode == Mode::Always { all.clone() } else { census.clone() };
+        findings.shared = [now, all];
+        findings
+    }
+
+    /// Returns a host with two folio sizes.
+    pub fn sizes(mode: Mode) -> Sizes {
+        Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (LARGEST, mode)] }
+    }
+
+    /// Returns the item of this name.
+    pub fn find<'a>(items: &'a [Item], name: &str) -> &'a Item {
+        items
+            .iter()
+            .find(|item| item.name == name)
+            .unwrap_or_else(|| panic!("no {name} in {items:?}"))
+    }
+
+    #[test]
+    fn folios_save_the_cost_of_avoided_faults() {
+        let findings = findings("python", sizes(Mode::Madvise));
+        let costs = costs();
+        let items = predict(&findings, &costs);
+        let got = find(&items, "mTHP 64 kB");
+        let (_, with) = &findings.with[0];
+        let spared = (findings.now.outcome.faults - with.mapped[0]) as f64;
+        let want = spared * 2300.0 - with.mapped[4] as f64 * 8000.0;
+        assert!((got.saving - want).abs() < 1.0 && want > 0.0, "{} is not {want}", got.saving);
+        assert_eq!(got.unused, with.outcome.peak_untouched * PAGE_SIZE);
+        assert!(got.saving < spent(&findings, &costs));
+        assert_eq!(got.apply, Apply::Sysfs(size_file(4), "always"));
+        assert!(items.is_sorted_by(|one, other| one.saving >= other.saving));
+        assert!(items.iter().all(|item| item.name != "no THP"));
+        assert!(items.iter().all(|item| item.saving == item.at_best && !item.depends()));
+    }
+
+    #[test]
+    fn memory_taken_back_makes_huge_folios_expensive() {
+        let findings = findings("gcc", sizes(Mode::Madvise));
+        let costs = taken(&costs());
+        let items = predict(&findings, &costs);
+        let got = find(&items, "THP always");
+        let folios = findings.with[1].1.mapped[usize::from(LARGEST)] as f64;
+        let more = folios * 512.0 * (TAKEN - 300.0);
+        assert!(folios > 0.0 && (got.at_best - got.saving - more).abs() < 1.0, "{got:?}");
+        assert!(got.saving < 0.0 && got.at_best > 0.0 && got.depends(), "{got:?}");
+        let small = find(&items, "mTHP 64 kB");
+        assert!(small.saving == small.at_best && !small.depends(), "{small:?}");
+    }
+
+    #[test]
+    fn disabling_thp_saves_if_folios_are_expensive() {
+        let findings = findings("redis", sizes(Mode::Always));
+        let items = predict(&findings, &costs());
+        let got = find(&items, "no THP");
+        let huge = findings.now.mapped[usize::from(LARGEST)] as f64;
+        assert!(huge > 0.0);
+        let more = (findings.without.mapped[0] - findings.now.mapped[0]) as f64;
+        let want = huge * 300.0 * 512.0 - more * 2300.0;
+        assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
+    }
+
+    #[test]
+    fn huge_pages_save_the_faults_of_shared_memory() {
+        let without = findings("python", sizes(Mode::Madvise));
+        let costs = costs();
+        assert!(predict(&without, &costs).iter().all(|item| item.name != "shared memory on THP"));
+        let findings = sharing(10_000, 20, Mode::Never);
+        let items = predict(&findings, &costs);
+        let got = find(&items, "shared memory on THP");
+        // A shared page costs 3,000 ns, a huge page of shared memory 154,650 ns.
+        let want = 10_000.0 * 3000.0 - 20.0 * 154_650.0;
+        assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
+        assert_eq!((got.spared, got.unused), (Some(9980.0), 240 * PAGE_SIZE));
+        assert_eq!(got.apply, Apply::Sysfs("/sys/shmem_enabled".into(), "always"));
+        let more = spent(&findings, &costs) - spent(&without, &costs);
+        assert!((more - 10_000.0 * 3000.0).abs() < 1.0, "{more}");
+        assert_eq!(findings.expected_faults(), without.expected_faults() + 10_000);
+        // All shared memory has huge pages already.
+        let findings = sharing(10_000, 20, Mode::Always);
+        assert!(predict(&findings, &costs).iter().all(|item| item.name != "shared memory on THP"));
+        let more = spent(&findings, &costs) - spent(&without, &costs);
+        assert!((more - 20.0 * 154_650.0).abs() < 1.0, "{more}");
+        assert_eq!(findings.expected_faults(), without.expected_faults() + 20);
+    }
+
+    #[test]
+    fn setting_that_saves_faults_is_confirmed_only_by_fewer_faults() {
+        let findings = findings("python", sizes(Mode::Madvise));
+        let items = predict(&findings, &costs());
+        let item = find(&items, "mTHP 64 kB");
+        let spared = item.spared.expect("it spares faults");
+        assert!(spared > 10_000.0);
+        assert!(!item.moved(13.0) && !item.moved(-spared) && item.moved(0.8 * spared));
+        assert!(find(&items, "malloc grows by more").moved(0.0), "it spares calls");
+    }
+
+    #[test]
+    fn no_thp_advice_for_a_program_without_huge_pages() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let names = |findings: &Findings| {
+            let items = predict(findings, &costs());
+            items.into_iter().filter(|item| item.name.contains("THP")).count()
+        };
+        assert!(names(&findings) > 0);
+        findings.switch_huge_off();
+        assert_eq!(names(&findings), 0);
+    }
+
+    #[test]
+    fn only_applicable_items_are_predicted() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.program = Program { go: true, ..Program::default() };
+        findings.census.discarded = 1000;
+        let items = predict(&findings, &costs());
+        assert_eq!(find(&items, "Go frees lazily").saving, 2.3e6);
+        let others = ["malloc on THP", "malloc keeps memory", "Java heap on THP"];
+        assert!(items.iter().all(|item| !others.contains(&&*item.name)), "{items:?}");
+        findings.sizes = sizes(Mode::Never);
+        findings.program = Program { glibc: true, java: true, ..Program::default() };
+        let items = predict(&findings, &costs());
+        assert!(items.iter().all(|item| item.name != "malloc on THP"), "it needs madvise");
+        assert!(items.iter().all(|item| item.name != "Java heap on THP"), "it needs madvise");
+    }
+
+    #[test]
+    fn populate_selects_sizes_of_mostly_used_mappings() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let mappings =
+            |mib: u64, count, touched, unused| Mappings { len: mib << 20, count, touched, unused };
+        findings.census.mappings =
+            vec![mappings(1, 10, 100, 2460), mappings(8, 2, 4000, 96), mappings(4, 1, 1000, 24)];
+        let got = populate(&findings, &costs()).expect("two sizes are used");
+        // 5000 pages are populated and used, 120 populated and never used.
+        assert_eq!(got.saving, 5000.0 * 1000.0 - 120.0 * 1300.0);
+        assert_eq!((got.apply, got.unused), (Apply::Populate((4 << 20) - 4096), 120 * PAGE_SIZE));
+        findings.census.mappings = vec![mappings(1, 10, 100, 2460)];
+        assert!(populate(&findings, &costs()).is_none());
+    }
+
+    #[test]
+    fn prefault_saves_the_difference_to_a_populated_page() {
+        let findings = findings("gcc", sizes(Mode::Madvise));
+        let got = prefault(&findings, &costs()).expect("it was replayed");
+        let effect = findings.prefault.expect("it was replayed");
+        let want = effect.saved as f64 * 1000.0 - effect.unused() as f64 * 1300.0;
+        assert_eq!(got.saving, want);
+        assert!(want > 0.0 && got.apply == Apply::Nothing);
+    }
+}

@@ -1,0 +1,193 @@
+//! One run of the program without a recorder, and its usage.
+
+use super::counter::FaultCounter;
+use super::item::Apply;
+use super::preload::Preload;
+use super::supervise::Supervised;
+use super::sysfs::Loan;
+use super::thp_flag::ThpFlags;
+use crate::error::Error;
+use crate::observer::Observer;
+use crate::stop;
+use nix::sys::prctl::set_thp_disable;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+/// The usage of a run, with all processes started by the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Seconds.
+    pub wall: f64,
+    /// Seconds of processor time, the program's and the kernel's.
+    pub processor: f64,
+    /// The kernel's part.
+    pub system: f64,
+    /// Page faults. Excludes pages populated by a call, unless `counts_populated`.
+    pub faults: u64,
+    /// Whether `faults` is the count of `getrusage`, which includes populated pages. It is used
+    /// without permission for the kernel's counter of exceptions.
+    pub counts_populated: bool,
+    /// Whether the program switched huge pages off for itself.
+    pub thp_off: bool,
+    /// The exit status.
+    pub status: ExitStatus,
+    /// The number of processes that were still running after the program, and were killed.
+    pub ended: u32,
+}
+
+/// Seconds of processor time below which the kernel's part is not reliable. Many kernels divide the
+/// time by samples at timer ticks, and a short run has few ticks.
+const FEW_TICKS: f64 = 0.25;
+
+impl Run {
+    /// Returns the maximum seconds that faults can have taken.
+    pub fn fault_limit(&self) -> f64 {
+        if self.processor < FEW_TICKS { self.processor } else { self.system }
+    }
+}
+
+/// Runs `command` with `applied` in force. The program reads no input, and its output is dropped.
+/// Returns `None` after a request to stop.
+///
+/// # Errors
+/// The program cannot be started, or the setting cannot be changed.
+pub fn once(
+    command: &[OsString],
+    applied: &Apply,
+    observer: &dyn Observer,
+) -> Result<Option<Run>, Error> {
+    let mut program = silent(command)?;
+    let name = program.get_program().to_owned();
+    let failed = |error| Error::host(name.display(), error);
+    let (mut _loan, mut _library) = (None, None);
+    match applied {
+        Apply::Nothing => {}
+        Apply::Environment(variables) => {
+            let joined = |name: &str, value: &str| joined(name, value, std::env::var_os(name));
+            program.envs(variables.iter().map(|(name, value)| (*name, joined(name, value))));
+        }
+        Apply::Sysfs(file, value) => match Loan::take(file, value, observer)? {
+            Some(loan) => _loan = Some(loan),
+            None => return Ok(None),
+        },
+        Apply::WithoutThp => {
+            // SAFETY: between fork and exec the closure makes one call, prctl, which is
+            // async-signal-safe.
+            unsafe { program.pre_exec(|| set_thp_disable(true).map_err(std::io::Error::from)) };
+        }
+        Apply::Populate(bytes) => {
+            let library = Preload::new()?;
+            program.envs(library.environment(*bytes));
+            _library = Some(library);
+        }
+    }
+    let mut counter = FaultCounter::new();
+    let begin = Instant::now();
+    let supervised = Supervised::spawn(&mut program).map_err(failed)?;
+    let pid = supervised.pid();
+    let guard = stop::on_request(move || {
+        // A signal from the keyboard reaches the program, too.
+        _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    });
+    let mut flags = ThpFlags::default();
+    let usage = supervised.wait(|| flags.look(pid)).map_err(failed)?;
+    let wall = begin.elapsed().as_secs_f64();
+    drop(guard);
+    if stop::requested() {
+        return Ok(None);
+    }
+    let counted = counter.count();
+    Ok(Some(Run {
+        wall,
+        processor: usage.user + usage.system,
+        system: usage.system,
+        faults: counted.unwrap_or(usage.minor_faults),
+        counts_populated: counted.is_none(),
+        thp_off: flags.mostly_off(),
+        status: usage.status,
+        ended: usage.ended,
+    }))
+}
+
+/// Returns the command of the program, with empty input and dropped output.
+pub fn silent(command: &[OsString]) -> Result<Command, Error> {
+    let (name, args) =
+        command.split_first().ok_or_else(|| Error::input("the command", "it has no program"))?;
+    let mut program = Command::new(name);
+    program.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(program)
+}
+
+/// Returns `value` for the variable `name`. If the variable is a list, `value` is appended to the
+/// earlier value `before`, and both take effect.
+pub fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
+    let separator = match name {
+        "GLIBC_TUNABLES" => ":",
+        "GODEBUG" => ",",
+        "JAVA_TOOL_OPTIONS" => " ",
+        _ => return value.into(),
+    };
+    let Some(mut all) = before.filter(|before| !before.is_empty()) else { return value.into() };
+    all.push(separator);
+    all.push(value);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(command: &[&str], applied: &Apply) -> u64 {
+        let command: Vec<_> = command.iter().map(OsString::from).collect();
+        let run = once(&command, applied, &()).expect("it runs").expect("nobody interrupts it");
+        assert!(run.status.success(), "{command:?}: {}", run.status);
+        run.faults
+    }
+
+    /// `dd` allocates a block of 64 MiB, and does not touch the block because there is no data to
+    /// copy.
+    #[test]
+    fn large_blocks_are_populated() {
+        let dd = ["dd", "if=/dev/null", "of=/dev/null", "bs=64M"];
+        let populated = |bytes| faults(&dd, &Apply::Populate(bytes));
+        let counts_populated = FaultCounter::new().count().is_none();
+        // A populated page takes no exception.
+        assert_eq!(populated(64 << 20) > 16_384, counts_populated);
+        assert!(populated(65 << 20) < 8_192, "it is smaller than that");
+        assert!(faults(&dd, &Apply::Nothing) < 8_192);
+    }
+
+    #[test]
+    fn run_detects_that_the_program_disables_huge_pages() {
+        let thp_off = |applied: &Apply| {
+            let command = ["sleep", "0.2"].map(OsString::from);
+            once(&command, applied, &()).expect("it runs").expect("nobody interrupts it").thp_off
+        };
+        assert!(thp_off(&Apply::WithoutThp));
+        assert!(!thp_off(&Apply::Nothing));
+    }
+
+    #[test]
+    fn applied_settings_reach_the_program() {
+        let variable = Apply::Environment(vec![("MALLOC_MMAP_MAX_", "0".into())]);
+        faults(&["sh", "-c", "test \"$MALLOC_MMAP_MAX_\" = 0"], &variable);
+        faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
+        faults(&["sh", "-c", "grep -q 'THP_enabled:.0' /proc/self/status"], &Apply::WithoutThp);
+        let failed =
+            once(&["/no/such/program".into()], &Apply::Nothing, &()).expect_err("there is none");
+        assert!(failed.to_string().starts_with("/no/such/program: "), "{failed}");
+    }
+
+    #[test]
+    fn joined_keeps_a_list_set_by_the_user() {
+        let before = Some("glibc.malloc.check=1".into());
+        let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
+        assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);
+        assert_eq!(joined("GODEBUG", "madvdontneed=0", Some("".into())), "madvdontneed=0");
+        assert_eq!(joined("MALLOC_MMAP_MAX_", "0", Some("7".into())), "0");
+    }
+}

@@ -1,0 +1,114 @@
+//! The library that populates a program's large blocks (`crates/preload`), as a file for
+//! `LD_PRELOAD`.
+
+use crate::error::Error;
+use std::ffi::OsString;
+use std::io::Write;
+use tempfile::NamedTempFile;
+
+include!(concat!(env!("OUT_DIR"), "/preload.rs"));
+
+/// The library in a file, which is removed when this is dropped.
+#[derive(Debug)]
+pub struct Preload(NamedTempFile);
+
+impl Preload {
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// The library could not be built with this command, or the file cannot be written.
+    pub fn new() -> Result<Self, Error> {
+        let doing = "the library to preload";
+        let bytes = LIBRARY.map_err(|why| Error::run(doing, why))?;
+        let failed = |error| Error::host(doing, error);
+        let mut file = tempfile::Builder::new().suffix(".so").tempfile().map_err(failed)?;
+        file.write_all(bytes).map_err(failed)?;
+        Ok(Self(file))
+    }
+
+    /// Returns the environment that populates a program's blocks of at least `bytes`. Libraries
+    /// already in `LD_PRELOAD` stay.
+    pub fn environment(&self, bytes: u64) -> [(&'static str, OsString); 2] {
+        let mut libraries = self.0.path().as_os_str().to_owned();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        [("LD_PRELOAD", libraries), ("FAULTLESS_POPULATE", bytes.to_string().into())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memmap2::MmapMut;
+    use std::process::Command;
+    use std::{env, fs, hint};
+
+    const MIB: usize = 1 << 20;
+
+    /// Returns the resident bytes of the process, without pages of files: the program's own text
+    /// becomes resident at any time.
+    fn resident() -> usize {
+        let statm = fs::read_to_string("/proc/self/statm").expect("Linux has it");
+        let pages: Vec<usize> =
+            statm.split(' ').map_while(|field| field.trim().parse().ok()).collect();
+        // The second number is the resident pages, the third the resident pages of files and of
+        // shared memory.
+        (pages[1] - pages[2]) * 4096
+    }
+
+    fn block(bytes: usize) -> Vec<u8> {
+        hint::black_box(Vec::with_capacity(bytes))
+    }
+
+    /// Returns the result of `make`, and the MiB that became resident during the call.
+    fn grows<T>(make: impl FnOnce() -> T) -> (T, usize) {
+        let before = resident();
+        let made = make();
+        (made, (resident().saturating_sub(before) + MIB / 2) / MIB)
+    }
+
+    /// The checks in a process that has the library.
+    fn preloaded() {
+        let (_small, grown) = grows(|| block(MIB - 8192));
+        assert_eq!(grown, 0, "it is smaller than what is populated");
+        let (_mapping, grown) = grows(|| MmapMut::map_anon(32 * MIB).expect("memory"));
+        assert_eq!(grown, 32);
+        let (large, grown) = grows(|| block(16 * MIB));
+        assert_eq!(grown, 16);
+        // From here on glibc's heap serves blocks up to this size.
+        drop(large);
+
+        // Only the last part has been written.
+        let mut parts: Vec<_> = (0..8).map(|_| block(MIB / 2)).collect();
+        parts[7].resize(MIB / 2, 1);
+        let at = parts[0].as_ptr();
+        drop(parts);
+        let (again, grown) = grows(|| block(4 * MIB - 65536));
+        assert_eq!(again.as_ptr(), at, "glibc gives what was freed");
+        assert_eq!(grown, 0, "its last page was resident");
+        let (_new, grown) = grows(|| block(8 * MIB));
+        assert_eq!(grown, 8);
+    }
+
+    #[test]
+    fn preload_populates_large_blocks_unless_resident() {
+        if env::var_os("FAULTLESS_POPULATE").is_some() {
+            return preloaded();
+        }
+        let preload = Preload::new().expect("it was built");
+        let (_, module) =
+            module_path!().split_once("::").expect("the name of the program comes first");
+        let test = format!("{module}::preload_populates_large_blocks_unless_resident");
+        let own = env::current_exe().expect("a test has a file");
+        // The test runs in a thread with a separate heap, which has no other freed memory.
+        let ran = Command::new(own)
+            .args(["--exact", &test, "--test-threads", "2"])
+            .envs(preload.environment(MIB as u64))
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    }
+}

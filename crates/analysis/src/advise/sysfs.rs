@@ -1,0 +1,362 @@
+//! The host's settings of huge pages, and temporary changes to them.
+//!
+//! A setting affects the whole system. A [`Loan`] changes it, with a separate process that restores
+//! the setting when the pipe to the process is closed: when the loan is dropped, and also when the
+//! command is killed. Only one command at a time has a loan, and another command waits. Otherwise
+//! one command would restore values set by another. The restoring process also holds the lock, so
+//! the lock is held until the settings are restored.
+
+use crate::error::Error;
+use crate::observer::Observer;
+use crate::stop;
+use faultless_trace::anticipate::folio::LARGEST;
+use std::fs::{self, File, TryLockError};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// The directory of the kernel's settings.
+pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+/// The smallest folio of anonymous memory: 16 KiB.
+pub const SMALLEST: u8 = 2;
+
+/// The memory that gets folios of a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// All memory.
+    Always,
+    /// Memory for which the program requests them.
+    Madvise,
+    /// No memory.
+    Never,
+}
+
+impl Mode {
+    /// Parses the word in brackets.
+    fn of(text: &str, inherited: Self) -> Self {
+        let word = text.split('[').nth(1).and_then(|rest| rest.split(']').next());
+        match word {
+            Some("always") => Self::Always,
+            Some("madvise") => Self::Madvise,
+            Some("inherit") => inherited,
+            _ => Self::Never,
+        }
+    }
+}
+
+/// Returns the size of a folio of `order` in KiB, as in the names in sysfs.
+pub fn kib(order: u8) -> u64 {
+    4 << order
+}
+
+/// The file with the setting of folios of `order`.
+pub fn size_file(order: u8) -> PathBuf {
+    Path::new(THP).join(format!("hugepages-{}kB/enabled", kib(order)))
+}
+
+/// The settings of huge pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The setting of all sizes together, which a size may inherit; `None` if the kernel has no
+    /// huge pages.
+    pub all: Option<Mode>,
+    /// The order and the setting of each size, the smallest first. Empty if the kernel has only one
+    /// size.
+    pub sizes: Vec<(u8, Mode)>,
+}
+
+impl Sizes {
+    /// Reads the settings of this host.
+    pub fn read() -> Self {
+        let all = fs::read_to_string(Path::new(THP).join("enabled")).ok();
+        let all = all.map(|text| Mode::of(&text, Mode::Never));
+        let size = |order| {
+            let text = fs::read_to_string(size_file(order)).ok()?;
+            Some((order, Mode::of(&text, all.unwrap_or(Mode::Never))))
+        };
+        let sizes = (SMALLEST..=LARGEST).filter_map(size).collect();
+        Self { all, sizes }
+    }
+
+    /// Returns the setting of folios of `order`.
+    pub fn mode(&self, order: u8) -> Mode {
+        match self.sizes.iter().find(|(size, _)| *size == order) {
+            Some((_, mode)) => *mode,
+            None if order == LARGEST => self.all.unwrap_or(Mode::Never),
+            None => Mode::Never,
+        }
+    }
+
+    /// Returns the orders for memory with a request of the program (`MADV_HUGEPAGE`).
+    pub fn asked(&self) -> Vec<u8> {
+        (SMALLEST..=LARGEST).filter(|order| self.mode(*order) != Mode::Never).collect()
+    }
+
+    /// Returns the orders for all memory.
+    pub fn always(&self) -> Vec<u8> {
+        (SMALLEST..=LARGEST).filter(|order| self.mode(*order) == Mode::Always).collect()
+    }
+}
+
+/// The setting of huge pages for shared anonymous memory, System V's segments and memfd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shmem {
+    /// Memory that gets huge pages.
+    pub mode: Mode,
+    /// The word of the setting, for the user.
+    pub word: String,
+    /// The file to change; `None` if the kernel has no huge pages for shared memory.
+    pub file: Option<PathBuf>,
+}
+
+impl Shmem {
+    /// A kernel without huge pages for shared memory.
+    pub const NONE: Self = Self { mode: Mode::Never, word: String::new(), file: None };
+
+    /// Reads the setting of this host.
+    pub fn read() -> Self {
+        Self::below(Path::new(THP))
+    }
+
+    /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a separate file,
+    /// which inherits the setting of all sizes by default.
+    fn below(dir: &Path) -> Self {
+        let all = dir.join("shmem_enabled");
+        let own = dir.join(format!("hugepages-{}kB/shmem_enabled", kib(LARGEST)));
+        let Ok(text) = fs::read_to_string(&all) else { return Self::NONE };
+        let word = chosen(&text).to_owned();
+        let of_size = fs::read_to_string(&own).map(|text| chosen(&text).to_owned());
+        // `deny` and `force` of all sizes take effect before the setting of a size.
+        let (word, file) = match of_size {
+            Ok(of_size) if of_size != "inherit" && word != "deny" && word != "force" => {
+                (of_size, own)
+            }
+            _ => (word, all),
+        };
+        let mode = match &*word {
+            "always" | "within_size" | "force" => Mode::Always,
+            "advise" => Mode::Madvise,
+            _ => Mode::Never,
+        };
+        Self { mode, word, file: Some(file) }
+    }
+}
+
+/// The process that restores the settings. It ignores the signals that end the command, waits for
+/// the end of its input, and writes the values back.
+const KEEPER: &str = "trap '' INT TERM HUP; cat >/dev/null; s=0; while [ $# -ge 2 ]; do printf %s \"$2\" >\"$1\" || s=1; shift 2; \
+                      done; exit $s";
+
+/// The interval at which a command checks for the end of another command's loan.
+const LOOKS: Duration = Duration::from_millis(20);
+
+/// Waits for the lock of a directory of settings. Returns `None` if the user interrupted the wait.
+fn turn(settings: &Path, observer: &dyn Observer) -> Result<Option<File>, Error> {
+    let failed = |error| Error::host(settings.display(), error);
+    let turn = File::open(settings).map_err(failed)?;
+    let mut told = false;
+    loop {
+        match turn.try_lock() {
+            Ok(()) => return Ok(Some(turn)),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::WouldBlock) if stop::requested() => return Ok(None),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !told {
+            let place = settings.display();
+            observer
+                .note(&format!("waits for another command that has changed settings in {place}"));
+            told = true;
+        }
+        thread::sleep(LOOKS);
+    }
+}
+
+/// Settings that are changed until this value is dropped. Other commands cannot change them in this
+/// time.
+#[derive(Debug)]
+pub struct Loan {
+    /// `None` if no change was necessary.
+    keeper: Option<Child>,
+    _turn: File,
+}
+
+impl Loan {
+    /// Sets a setting of huge pages to a value. The earlier value is restored when the loan is
+    /// dropped or the process ends in any way. Returns `None` if the user interrupted the wait for
+    /// another command's loan.
+    ///
+    /// # Errors
+    /// The file cannot be read or written.
+    pub fn take(file: &Path, value: &str, observer: &dyn Observer) -> Result<Option<Self>, Error> {
+        let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
+        Self::keep(turn, &[(file, value)]).map(Some)
+    }
+
+    /// Permits programs to request folios of `order`. Changes no setting if such requests are
+    /// permitted already.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn permit(order: u8, observer: &dyn Observer) -> Result<Option<Self>, Error> {
+        let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
+        // Read under the lock, because the earlier value may have been set by another command.
+        let changes = [(&*size_file(order), "madvise")];
+        let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
+        Self::keep(turn, changes).map(Some)
+    }
+
+    /// Permits programs to request huge pages in shared memory, unless such requests are permitted
+    /// already.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn permit_shared(observer: &dyn Observer) -> Result<Option<Self>, Error> {
+        let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
+        let shmem = Shmem::read();
+        let file = shmem.file.as_deref().filter(|_| shmem.mode == Mode::Never);
+        let changes: Vec<_> = file.map(|file| (file, "advise")).into_iter().collect();
+        Self::keep(turn, &changes).map(Some)
+    }
+
+    /// Writes a value to each of the files. If a file cannot be changed, the earlier changes are
+    /// undone.
+    fn keep(turn: File, changes: &[(&Path, &str)]) -> Result<Self, Error> {
+        if changes.is_empty() {
+            return Ok(Self { keeper: None, _turn: turn });
+        }
+        let failed = |path: &Path| {
+            let path = path.display().to_string();
+            move |error| Error::host(path, error)
+        };
+        let shell = Path::new("/bin/sh");
+        let mut keeper = Command::new(shell);
+        keeper.args(["-c", KEEPER, "faultless-keeper"]);
+        for (path, _) in changes {
+            let text = fs::read_to_string(path).map_err(failed(path))?;
+            keeper.arg(path).arg(chosen(&text));
+        }
+        // The process prints no output: its standard output is the lock. A separate process group
+        // protects it from signals of the keyboard.
+        let lock = turn.try_clone().map_err(failed(shell))?;
+        keeper.process_group(0).stdin(Stdio::piped()).stdout(lock);
+        let keeper = keeper.spawn().map_err(failed(shell))?;
+        let loan = Self { keeper: Some(keeper), _turn: turn };
+        for (path, value) in changes {
+            fs::write(path, value).map_err(failed(path))?;
+        }
+        Ok(loan)
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let Some(keeper) = &mut self.keeper else { return };
+        drop(keeper.stdin.take());
+        // A failure cannot be handled here, and the process has reported it.
+        let _ = keeper.wait();
+    }
+}
+
+/// Returns the chosen word of a settings file, in the form that can be written back.
+fn chosen(text: &str) -> &str {
+    let word = text.split('[').nth(1).and_then(|rest| rest.split(']').next());
+    word.unwrap_or(text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_the_kernel_writes_them() {
+        assert_eq!(Mode::of("always [madvise] never", Mode::Never), Mode::Madvise);
+        assert_eq!(Mode::of("always [inherit] madvise never", Mode::Always), Mode::Always);
+        assert_eq!(Mode::of("", Mode::Always), Mode::Never);
+        assert_eq!((chosen("always inherit [never]\n"), chosen("4096\n")), ("never", "4096"));
+        assert!(size_file(4).ends_with("hugepages-64kB/enabled"));
+        let sizes = Sizes { all: Some(Mode::Always), sizes: vec![(4, Mode::Never)] };
+        assert_eq!((sizes.mode(4), sizes.mode(5)), (Mode::Never, Mode::Never));
+        // Linux before 6.8 has one size.
+        assert_eq!(sizes.always(), [9]);
+    }
+
+    #[test]
+    fn setting_of_shared_memory_follows_its_size() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let shmem = || Shmem::below(dir.path());
+        assert_eq!(shmem(), Shmem::NONE);
+        let all = dir.path().join("shmem_enabled");
+        let write = |word: &str| fs::write(&all, format!("x [{word}] y")).expect("written");
+        let mut modes = Vec::new();
+        for word in ["always", "within_size", "force", "advise", "never", "deny"] {
+            write(word);
+            modes.push(shmem().mode);
+            assert_eq!((shmem().word.as_str(), shmem().file), (word, Some(all.clone())));
+        }
+        use Mode::{Always, Madvise, Never};
+        assert_eq!(modes, [Always, Always, Always, Madvise, Never, Never]);
+        let own = dir.path().join("hugepages-2048kB/shmem_enabled");
+        fs::create_dir(own.parent().expect("below")).expect("a directory");
+        fs::write(&own, "always [inherit] never").expect("written");
+        write("advise");
+        assert_eq!((shmem().mode, shmem().file), (Madvise, Some(all.clone())));
+        fs::write(&own, "always inherit [never]").expect("written");
+        assert_eq!((shmem().mode, shmem().file), (Never, Some(own)));
+        write("force");
+        assert_eq!((shmem().mode, shmem().file), (Always, Some(all.clone())));
+    }
+
+    #[test]
+    fn dropped_loan_restores_the_settings() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
+        fs::write(&one, "always [never]").expect("written");
+        fs::write(&other, "7").expect("written");
+        let turn = || turn(dir.path(), &()).expect("a directory").expect("nobody interrupts it");
+        let changes: [(&Path, &str); 2] = [(&one, "always"), (&other, "8")];
+        let loan = Loan::keep(turn(), &changes).expect("files");
+        let read = |path: &Path| fs::read_to_string(path).expect("there");
+        assert_eq!((read(&one), read(&other)), ("always".to_owned(), "8".to_owned()));
+        drop(loan);
+        assert_eq!((read(&one), read(&other)), ("never".to_owned(), "7".to_owned()));
+        // After a failed change the other settings have their earlier values.
+        let missing = dir.path().join("missing");
+        let changes: [(&Path, &str); 2] = [(&other, "9"), (&missing, "1")];
+        assert!(Loan::keep(turn(), &changes).is_err());
+        assert_eq!(read(&other), "7");
+    }
+
+    /// A second loan waits until the first has restored its settings, even if the command of the
+    /// first has ended and only its restoring process is left.
+    #[test]
+    fn second_loan_waits_for_the_first() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        fs::write(&file, "[never]").expect("written");
+        let take = |value| {
+            let turn = turn(dir.path(), &()).expect("a directory").expect("nobody interrupts it");
+            Loan::keep(turn, &[(&file, value)]).expect("a file")
+        };
+        let mut first = take("always");
+        // The first command's lock ends before its restoring process, as if the command were
+        // killed.
+        let orphan = first.keeper.take().expect("it was changed");
+        drop(first);
+        let waited = thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                drop(take("madvise"));
+            });
+            thread::sleep(5 * LOOKS);
+            let waits = !second.is_finished();
+            let mut orphan = orphan;
+            drop(orphan.stdin.take());
+            orphan.wait().expect("it ends");
+            waits
+        });
+        assert!(waited);
+        assert_eq!(fs::read_to_string(&file).expect("there"), "never");
+    }
+}

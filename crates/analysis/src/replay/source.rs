@@ -1,0 +1,85 @@
+//! A recording that is ready for replay, and its requirements.
+
+use super::native::ReplayError;
+use crate::context::Context;
+use crate::error::Error;
+use crate::settings::Settings;
+use faultless::PAGE_SIZE;
+use faultless_trace::plan::Plan;
+use faultless_trace::{Kind, Trace, recordings};
+use serde_json::Map;
+
+const MAP_POPULATE: u32 = 0x8000;
+
+/// A recording, ready for replay.
+#[derive(Debug)]
+pub struct Source {
+    /// The name in results: the name of a bundled recording, or of the file without extension, or
+    /// of the program for `perf.data`.
+    pub name: String,
+    /// The recorded events.
+    pub trace: Trace,
+    /// The planned operations.
+    pub plan: Plan,
+}
+
+impl Source {
+    /// Reads a bundled recording.
+    ///
+    /// # Errors
+    /// The recording is damaged.
+    pub fn shipped(recording: &recordings::Recording) -> Result<Self, Error> {
+        let trace = recording.trace().map_err(Error::Bundled)?;
+        Self::new(recording.name.to_owned(), trace)
+    }
+
+    /// Creates a source from `trace`, with a name.
+    ///
+    /// # Errors
+    /// The trace is inconsistent.
+    pub fn new(name: String, trace: Trace) -> Result<Self, Error> {
+        let plan = Plan::new(&trace).map_err(|error| Error::input(&name, error))?;
+        Ok(Self { name, trace, plan })
+    }
+
+    /// Returns the CPUs of the machine for the replay: one for each thread, up to the limit.
+    pub fn cpus(&self) -> usize {
+        self.plan.threads().len().clamp(1, faultless::MAX_CPUS)
+    }
+
+    /// Returns the bytes of memory for the replay: each touched or populated page once, doubled for
+    /// tables and deferred frees.
+    pub fn memory(&self) -> u64 {
+        let mut pages = self.trace.summary().distinct_pages as u64;
+        for event in &self.trace.events {
+            if let Kind::Map { len, flags, .. } = event.kind
+                && flags & MAP_POPULATE != 0
+            {
+                pages += len / PAGE_SIZE;
+            }
+        }
+        pages * 2 * PAGE_SIZE + (64 << 20)
+    }
+
+    /// Returns the context of a replay under `settings`.
+    pub fn context(&self, settings: &Settings) -> Context {
+        Context {
+            machine: "native".into(),
+            workload: format!("replay:{}", self.name),
+            cpus: self.cpus(),
+            setting: settings.label(),
+            params: Map::from_iter([
+                ("recording".to_owned(), self.name.as_str().into()),
+                ("program".to_owned(), self.trace.header.program.as_str().into()),
+                ("threads".to_owned(), self.trace.threads.len().into()),
+                ("processes".to_owned(), self.trace.processes.len().into()),
+            ]),
+            knobs: settings.knobs(),
+        }
+    }
+
+    /// Returns the error of a replay under `settings`.
+    pub(super) fn failed(&self, settings: &Settings, source: ReplayError) -> Error {
+        Error::Replay { recording: self.name.clone(), settings: settings.label(), source }
+    }
+}
