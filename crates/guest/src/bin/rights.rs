@@ -184,7 +184,7 @@ fn objects(key: u64, mode: u64) -> Result<[Object; 3], String> {
     ])
 }
 
-/// What the owner, its group and others may do with System V's objects.
+/// The permissions of the owner, the group and other users of System V objects.
 fn ids_of_ipc() -> Verdict {
     let key = 0x5a00_0000 + proc::pid() as u64;
     let rows = [
