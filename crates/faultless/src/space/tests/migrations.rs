@@ -749,10 +749,9 @@ fn thousands_of_singly_moved_pages_are_found() {
     space.exit(&cpu);
 }
 
-/// A pin is a second reference to a page that no other space shares. A move searches for no shared
-/// pages and makes no note until the space has a child.
+/// A move makes notes of pages that a relative shares, and no notes in a space without relatives.
 #[test]
-fn mremap_makes_no_notes_in_a_space_without_relatives() {
+fn mremap_makes_notes_of_pages_shared_with_relatives() {
     let vm = two_nodes(512);
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
@@ -761,10 +760,8 @@ fn mremap_makes_no_notes_in_a_space_without_relatives() {
     let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     let (there, away) = (AT + 100 * P, AT + 200 * P);
     let remap = |from, to| space.mremap(&cpu, from, 4 * P, 4 * P, flags, to).unwrap();
-    let pins = space.pin(&cpu, AT, 4 * P, true).unwrap();
     remap(AT, there);
     assert_eq!(space.core.moves.count(), 0);
-    drop(pins);
     check(&cpu, &[&space], &[], 0);
     let child = space.fork(&cpu).unwrap();
     remap(there, away);
