@@ -123,7 +123,7 @@ fn tasks(scope: Scope) -> Vec<Task> {
     workloads.chain(recordings.filter(|_| scope == Scope::All)).collect()
 }
 
-/// Returns the steps of progress of [`run`].
+/// Returns the steps of progress of [`run()`].
 pub fn steps(scope: Scope) -> u64 {
     tasks(scope).len() as u64
 }

@@ -4,7 +4,7 @@
 //! (frequency, cache lines, zeroing) are measured directly ([`hardware`], and faults of the host in
 //! [`faults`]). The cost of a path of the subsystem is measured on the native machine
 //! ([`probe`]), and the number of the profile is [fitted](fit) so that the simulated path takes as
-//! long. A [check](check) predicts workloads and measures them. No number is fitted to a workload.
+//! long. A [`check`] predicts workloads and measures them. No number is fitted to a workload.
 
 pub mod check;
 pub mod faults;

@@ -1,5 +1,5 @@
-//! `compare xsbench llm`: the table of the effect of deferred flushes in tiered memory, its verdict,
-//! and the plot.
+//! `compare xsbench llm`: the table of the effect of deferred flushes in tiered memory, its
+//! verdict, and the plot.
 
 use super::words;
 use crate::error::CliError;

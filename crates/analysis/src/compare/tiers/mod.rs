@@ -160,12 +160,15 @@ fn plan(names: &[&str], effort: Effort<'_>) -> Vec<(&'static Subject, On)> {
     plan
 }
 
-/// Returns the steps of progress of [`run`].
+/// Returns the steps of progress of [`run()`].
 pub fn steps(names: &[&str], effort: Effort<'_>) -> u64 {
     let plan = plan(names, effort);
     let ratios: usize = plan.iter().map(|(subject, _)| effort.ratios(subject).len()).sum();
     ratios as u64 * 2 * u64::from(effort.seeds)
 }
+
+/// Shows the results of a workload on one machine.
+pub type Show<'a, E> = &'a mut dyn FnMut(&Rows) -> Result<(), E>;
 
 /// Runs the workloads `names`, and returns the results for each and each machine. Each is passed to
 /// `show` as soon as it is complete.
@@ -176,7 +179,7 @@ pub fn run<E: From<Error>>(
     names: &[&str],
     effort: Effort<'_>,
     settings: &Settings,
-    (figures, show): (&mut dyn Figures, &mut dyn FnMut(&Rows) -> Result<(), E>),
+    (figures, show): (&mut dyn Figures, Show<'_, E>),
     observer: &dyn Observer,
 ) -> Result<Vec<Rows>, E> {
     let profile = profile::bundled(PROFILE)?;
