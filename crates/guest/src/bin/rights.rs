@@ -72,9 +72,9 @@ impl Dir {
     fn entry(&self, name: &str, is_dir: bool, user: u64, mode: u32) -> Result<PathBuf, String> {
         let path = self.0.join(name);
         if is_dir {
-            io(fs::create_dir(&path))?
+            io(fs::create_dir(&path))?;
         } else {
-            io(fs::write(&path, "text"))?
+            io(fs::write(&path, "text"))?;
         }
         io(chown(&path, Some(user as u32), Some(user as u32)))?;
         io(fs::set_permissions(&path, Permissions::from_mode(mode)))?;

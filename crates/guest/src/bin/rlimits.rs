@@ -1,5 +1,5 @@
-//! `rlimits [CHECK…]`: the limits of a process's memory, files and descriptors, and the most memory
-//! that it had.
+//! `rlimits [CHECK…]`: the limits of a process's memory, files and descriptors, and the peaks of
+//! its memory.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};

@@ -222,7 +222,8 @@ impl Inode {
     }
 
     /// Returns the bits of the mode that a change by the running process clears: the set-user-ID
-    /// bit, and the set-group-ID bit if the group may execute the file or is not one of the process.
+    /// bit, and the set-group-ID bit if the group may execute the file or the process is not in the
+    /// group.
     pub fn lost_set_ids(&self) -> u32 {
         let meta = self.meta();
         let loses_group = meta.mode & linux::S_IXGRP != 0 || !ids::in_group(meta.gid);

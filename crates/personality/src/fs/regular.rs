@@ -260,8 +260,8 @@ impl Regular {
         self.seals.load(Ordering::Relaxed)
     }
 
-    /// Returns whether seals forbid stores. Waits for a call that is adding such a seal, because the
-    /// call may remove the seal again.
+    /// Returns whether seals forbid stores. Waits for a call that is adding such a seal, because
+    /// the call may remove the seal again.
     pub fn forbids_stores(&self) -> bool {
         self.seals.load(Ordering::SeqCst) & NO_STORES != 0 && {
             let _change = self.change.lock();

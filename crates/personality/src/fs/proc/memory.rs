@@ -38,7 +38,8 @@ impl Opened {
     /// Reads from address `at` on. Holds no lock.
     ///
     /// # Errors
-    /// `EIO`: there is no readable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`, `ENOMEM`.
+    /// `EIO`: there is no readable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`,
+    /// `ENOMEM`.
     pub fn read(&self, to: &mut Transfer<'_>, at: u64) -> Result {
         self.copy(to, at, |to, there, bytes| {
             let taken = there.take_bytes(bytes);
@@ -49,7 +50,8 @@ impl Opened {
     /// Writes from address `at` on. Holds no lock.
     ///
     /// # Errors
-    /// `EIO`: there is no writable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`, `ENOMEM`.
+    /// `EIO`: there is no writable memory at `at`. `EOVERFLOW`: the range wraps. `EFAULT`,
+    /// `ENOMEM`.
     pub fn write(&self, from: &mut Transfer<'_>, at: u64) -> Result {
         self.copy(from, at, |from, there, bytes| {
             let before = from.progress();
