@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_engine::addresses(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_fuzzing::addresses(bytes));

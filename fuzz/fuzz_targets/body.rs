@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_engine::body(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_fuzzing::body(bytes));

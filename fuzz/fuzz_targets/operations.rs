@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_engine::operations(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faultless_fuzzing::operations(bytes));

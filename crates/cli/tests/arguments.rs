@@ -117,7 +117,7 @@ fn lists_contain_every_workload_knob_and_counter() {
 fn wrong_arguments_are_named_and_explained() {
     let order = ["prefault_max_order=10", "0 to 9"];
     let pool = ["zeroed_pool=18446744073709551615", "0 to 1099511627776 frames"];
-    let wrong: [(&[&str], &[&str]); 53] = [
+    let wrong: [(&[&str], &[&str]); 54] = [
         (&["text", "--size", "1"], &["--size 1: expected", "from 4K to 64T"]),
         (&["text", "--passes", "0"], &["--passes 0: expected", "a number from 1"]),
         (&["text", "--processes", "1"], &["--processes", "2..=64"]),

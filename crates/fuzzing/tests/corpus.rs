@@ -1,13 +1,13 @@
-//! Every engine on a fixed corpus, and on mutations of the corpus that are the same in every run.
+//! Every target on a fixed corpus, and on mutations of the corpus that are the same in every run.
 
-use faultless_engine::ENGINES;
+use faultless_fuzzing::TARGETS;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the files of an engine's corpus, and the number of mutations to try.
-fn corpus(engine: &str) -> (Vec<PathBuf>, u32) {
+/// Returns the files of a target's corpus, and the number of mutations to try.
+fn corpus(target: &str) -> (Vec<PathBuf>, u32) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let (folder, name, mutations) = match engine {
+    let (folder, name, mutations) = match target {
         "trace" => ("crates/trace/recordings", "redis.fltrace", 300),
         "perf" => ("crates/trace/tests/data", ".perf.data", 600),
         "body" => ("fuzz/corpus/body", "", 1500),
@@ -47,9 +47,9 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
     }
 }
 
-fn run(engine: &str) {
-    let (_, drive) = ENGINES.into_iter().find(|(name, _)| *name == engine).unwrap();
-    let (files, mutations) = corpus(engine);
+fn run(target: &str) {
+    let (_, drive) = TARGETS.into_iter().find(|(name, _)| *name == target).unwrap();
+    let (files, mutations) = corpus(target);
     let mut random = fastrand::Rng::with_seed(4);
     let files: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
     let told = |bytes: &[u8]| {
@@ -57,7 +57,7 @@ fn run(engine: &str) {
         impl Drop for Told<'_> {
             fn drop(&mut self) {
                 if std::thread::panicking() {
-                    let path = std::env::temp_dir().join("faultless-engine-failed");
+                    let path = std::env::temp_dir().join("faultless-fuzzing-failed");
                     let _ = fs::write(&path, self.0);
                     eprintln!("the input is in {}", path.display());
                 }
