@@ -71,20 +71,33 @@ fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
     assert!(!out.contains("Java") && !out.contains("Go frees"), "it is neither: {out}");
 }
 
+/// Returns the lines of `advise gcc --json`. Costs are differences of measured times, so a busy host
+/// can reverse the order of costs: measures again then, at most four times.
+fn measured_lines() -> Vec<serde_json::Value> {
+    for round in 0..5 {
+        let ran = faultless(&["advise", "gcc", "--json", "-"]);
+        assert!(ran.err.contains("second to eighth page"), "{}", ran.err);
+        let lines = json_lines(&ran.succeeds());
+        let time = |metric: &str| value(&lines, "linux-", "default", metric).expect(metric);
+        let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(time);
+        if times.iter().all(|time| *time >= 0.0) && times[0] > times[3] {
+            return lines;
+        }
+        eprintln!("round {round}: {times:?}");
+    }
+    panic!("no round measured costs in their order");
+}
+
 #[test]
 fn every_figure_is_in_the_json() {
     let _settled = settled();
-    let ran = faultless(&["advise", "gcc", "--json", "-"]);
-    assert!(ran.err.contains("second to eighth page"), "{}", ran.err);
-    let lines = json_lines(&ran.succeeds());
+    let lines = measured_lines();
     let of = |setting: &str, metric: &str| value(&lines, "linux-", setting, metric);
     let count = |metric: &str| of("default", metric).expect(metric);
     let kinds =
         ["faults_zeroed", "faults_zero_page", "faults_copied", "faults_file", "faults_shared"];
     assert_eq!(count("faults"), kinds.map(count).iter().sum::<f64>());
     assert!(count("faults_in_sequence") < count("faults_zeroed"));
-    let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(count);
-    assert!(times.iter().all(|time| *time >= 0.0) && times[0] > times[3], "{times:?}");
     assert!(count("fault_seconds") > 0.0 && count("seconds") > 0.0);
     // A page of a window costs less than a fault, and hardly any page is unused.
     let prefault = of("prefault by the kernel", "predicted_saving_seconds").expect("predicted");
