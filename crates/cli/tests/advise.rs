@@ -71,8 +71,8 @@ fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
     assert!(!out.contains("Java") && !out.contains("Go frees"), "it is neither: {out}");
 }
 
-/// Returns the lines of `advise gcc --json`. Costs are differences of measured times, so a busy host
-/// can reverse the order of costs: measures again then, at most four times.
+/// Returns the lines of `advise gcc --json`. A busy host can reverse the order of costs, which are
+/// differences of measured times: measures again then, at most four times.
 fn measured_lines() -> Vec<serde_json::Value> {
     for round in 0..5 {
         let ran = faultless(&["advise", "gcc", "--json", "-"]);
@@ -80,10 +80,17 @@ fn measured_lines() -> Vec<serde_json::Value> {
         let lines = json_lines(&ran.succeeds());
         let time = |metric: &str| value(&lines, "linux-", "default", metric).expect(metric);
         let times = ["page_ns", "exception_ns", "kernel_path_ns", "zeroing_ns"].map(time);
-        if times.iter().all(|time| *time >= 0.0) && times[0] > times[3] {
+        // A page of a window costs less than a fault, and hardly any page is unused.
+        let prefault =
+            value(&lines, "linux-", "prefault by the kernel", "predicted_saving_seconds");
+        let prefault = prefault.expect("predicted");
+        if times.iter().all(|time| *time >= 0.0)
+            && times[0] > times[3]
+            && prefault.abs() < time("fault_seconds")
+        {
             return lines;
         }
-        eprintln!("round {round}: {times:?}");
+        eprintln!("round {round}: {times:?}, {prefault} s");
     }
     panic!("no round measured costs in their order");
 }
@@ -99,9 +106,6 @@ fn every_figure_is_in_the_json() {
     assert_eq!(count("faults"), kinds.map(count).iter().sum::<f64>());
     assert!(count("faults_in_sequence") < count("faults_zeroed"));
     assert!(count("fault_seconds") > 0.0 && count("seconds") > 0.0);
-    // A page of a window costs less than a fault, and hardly any page is unused.
-    let prefault = of("prefault by the kernel", "predicted_saving_seconds").expect("predicted");
-    assert!(prefault.abs() < count("fault_seconds"), "{prefault}");
     let always = settings().contains("[always]");
     if Path::new(SIZES).join("hugepages-64kB").exists() && !always {
         // The saving may be negative if the host has taken memory back. Unit tests check the exact
@@ -160,28 +164,35 @@ fn try_pairs_runs_with_and_without_each_advice() {
         file.display()
     );
     let args = ["--try", "--rounds", "2", "--json", "-", "--", "sh", "-c", &shell];
-    let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
-    let said = ran.err.clone();
-    let lines = json_lines(&ran.succeeds());
+    let measured = "measured_seconds";
+    let is_tried = |lines: &[serde_json::Value], name: &str| {
+        lines.iter().any(|line| line["metric"] == measured && line["setting"] == name)
+    };
+    // On a busy host a setting can seem useless, and is not tried: tries again, at most four times.
+    let (said, lines) = (0..5)
+        .map(|_| {
+            let _ = fs::remove_file(&file);
+            let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
+            (ran.err.clone(), json_lines(&ran.succeeds()))
+        })
+        .find(|(_, lines)| is_tried(lines, "malloc keeps memory"))
+        .expect("one of five runs tries to keep memory");
     for words in
         ["| tried ", " predicted | ", "95 % interval", "too few rounds", "saved in 2 pairs of runs"]
     {
         assert!(said.contains(words), "no {words:?} in {said}");
     }
-    let tried: Vec<_> = lines.iter().filter(|line| line["metric"] == "measured_seconds").collect();
-    for line in &tried {
+    for line in lines.iter().filter(|line| line["metric"] == measured) {
         let setting = line["setting"].as_str().expect("text");
         // Two rounds have no interval of 95 %.
         assert_eq!(value(&lines, "linux-", setting, "interval_from_seconds"), None, "{setting}");
     }
     let written = fs::read_to_string(&file).expect("the program ran");
     let runs = |with: &str| written.lines().filter(|line| line.contains(with)).count();
-    let is_tried = |name: &str| tried.iter().any(|line| line["setting"] == name);
-    assert!(is_tried("malloc keeps memory"), "{said}");
     assert_eq!(runs("0;"), 2, "{written}");
     assert_eq!(
         runs("glibc.malloc.hugetlb=1"),
-        2 * usize::from(is_tried("malloc on THP")),
+        2 * usize::from(is_tried(&lines, "malloc on THP")),
         "{written}"
     );
     // The recorded run, the run without a recorder, and the runs of the rounds.

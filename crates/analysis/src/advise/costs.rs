@@ -125,27 +125,28 @@ impl Meter {
         })
     }
 
-    /// Measures one more round.
+    /// Measures one more round. Drops a cost that is not positive, because other programs disturbed
+    /// one of the two times whose difference is the cost.
     ///
     /// # Errors
     /// The host has too little memory, or a setting cannot be changed.
     pub fn round(&mut self, observer: &dyn Observer) -> Result<(), Error> {
-        self.single.extend(life(Way::Single)?);
-        self.populated.extend(life(Way::Populated)?);
-        self.pretouched.extend(life(Way::Pretouched)?);
+        self.single.extend(positive_life(Way::Single)?);
+        self.populated.extend(positive_life(Way::Populated)?);
+        self.pretouched.extend(positive_life(Way::Pretouched)?);
         for order in self.orders.clone() {
             let _loan = self.permit(order, observer)?;
             if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
                 thread::sleep(REPORTED);
-                self.fresh.extend(fresh_huge()?);
+                self.fresh.extend(fresh_huge()?.filter(|cost| *cost > 0.0));
             }
-            self.folios[usize::from(order)].extend(life(Way::Folios(order))?);
+            self.folios[usize::from(order)].extend(positive_life(Way::Folios(order))?);
         }
         if self.shares {
-            self.shared[0].extend(life(Way::Shared)?);
+            self.shared[0].extend(positive_life(Way::Shared)?);
             let _loan = if self.consent { Loan::permit_shared(observer)? } else { None };
             if Shmem::read().mode != Mode::Never {
-                self.shared[1].extend(life(Way::SharedHuge)?);
+                self.shared[1].extend(positive_life(Way::SharedHuge)?);
             }
         }
         Ok(())
@@ -284,6 +285,11 @@ impl Costs {
     pub fn shadowed(&self) -> bool {
         self.virtual_machine && self.quiet.touch > SHADOWED
     }
+}
+
+/// Returns the [cost of a page](life) if the cost is positive.
+fn positive_life(way: Way) -> Result<Option<f64>, Error> {
+    Ok(life(way)?.filter(|cost| *cost > 0.0))
 }
 
 /// Measures half the time to create and remove an untouched mapping.
