@@ -299,14 +299,15 @@ mod tests {
         between(50.0, faults.touch, 1e6);
         between(20.0, faults.call, 1e6);
         assert!(faults.exception() <= faults.touch);
-        // The median of five: a busy host disturbs single measurements.
+        // The median of at most nine positive costs: a busy host disturbs single measurements.
         let typical = |way| {
-            let mut costs: Vec<f64> = (0..5).filter_map(|_| life(way).expect("memory")).collect();
+            let costs = (0..9).filter_map(|_| life(way).expect("memory"));
+            let mut costs: Vec<f64> = costs.filter(|cost| *cost > 0.0).collect();
             costs.sort_by(f64::total_cmp);
             costs.get(costs.len() / 2).copied()
         };
         between(50.0, typical(Way::Single).expect("each page faults"), 1e6);
-        between(-1e4, typical(Way::Populated).expect("no page faults"), 1e6);
+        between(1.0, typical(Way::Populated).expect("no page faults"), 1e6);
         // Skipped if the kernel returned other addresses.
         if let Some(shared) = typical(Way::Shared) {
             between(50.0, shared, 1e6);
