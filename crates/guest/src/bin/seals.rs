@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 const FUTURE_WRITE: i32 = 0x10;
@@ -234,14 +235,18 @@ fn moving_mappings_exclude_the_seal() -> Verdict {
 fn sealed_files_are_not_mapped_again() -> Verdict {
     let ended = AtomicBool::new(false);
     let place = AtomicU64::new(0);
+    // A thread that starts maps memory, possibly at the address that the check has just unmapped.
+    let started = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            started.wait();
             while !ended.load(Ordering::Relaxed) {
                 let at = place.load(Ordering::Relaxed);
                 // SAFETY: the address belongs to this check.
                 let _unless_gone = unsafe { call(libc::SYS_remap_file_pages, [at, PAGE, 0, 1, 0]) };
             }
         });
+        started.wait();
         let checked = (0..500).try_for_each(|round| {
             let file = sealable(0)?;
             let mapped = doing("mmap", map(&file, WRITE, SHARED))?;
