@@ -64,7 +64,7 @@ fn limits() {
 
 #[test]
 fn seals() {
-    both("seals", &[], 8);
+    both("seals", &[], 7);
 }
 
 #[test]
