@@ -64,7 +64,7 @@ fn limits() {
 
 #[test]
 fn seals() {
-    both("seals", &[], 7);
+    both("seals", &[], 8);
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 const FUTURE_WRITE: i32 = 0x10;
 const EXEC: i32 = 0x20;
@@ -230,9 +231,44 @@ fn moving_mappings_exclude_the_seal() -> Verdict {
     Ok(())
 }
 
+/// `remap_file_pages` makes no mapping that may store to a sealed file.
+fn sealed_files_are_not_mapped_again() -> Verdict {
+    let ended = AtomicBool::new(false);
+    let place = AtomicU64::new(0);
+    // A thread that starts maps memory, possibly at the address that the check has just unmapped.
+    let started = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            started.wait();
+            while !ended.load(Ordering::Relaxed) {
+                let at = place.load(Ordering::Relaxed);
+                // SAFETY: the address belongs to this check.
+                let _unless_gone = unsafe { call(libc::SYS_remap_file_pages, [at, PAGE, 0, 1, 0]) };
+            }
+        });
+        started.wait();
+        let checked = (0..500).try_for_each(|round| {
+            let file = sealable(0)?;
+            let mapped = doing("mmap", map(&file, WRITE, SHARED))?;
+            place.store(mapped.start(), Ordering::Relaxed);
+            doing("munmap", mapped.unmap(0, PAGE))?;
+            let sealed = seal(&file, F_SEAL_WRITE);
+            let again = errno(mapped.protect(0, PAGE, WRITE));
+            // On the bare kernel, the page may be mapped again. Then the seal is refused.
+            let is_mapped = sealed == EBUSY && again == 0;
+            let what = format!("F_SEAL_WRITE and mprotect in round {round}");
+            ensure!(is_mapped || [sealed, again] == [0, ENOMEM], "{what}: {sealed}, {again}");
+            Ok(())
+        });
+        ended.store(true, Ordering::Relaxed);
+        checked
+    })
+}
+
 const CHECKS: &[Check] = &[
     ("refused_seals_have_no_effect", refused_seals_have_no_effect),
     ("moving_mappings_exclude_the_seal", moving_mappings_exclude_the_seal),
+    ("sealed_files_are_not_mapped_again", sealed_files_are_not_mapped_again),
     ("writable_mappings_exclude_the_seal", writable_mappings_exclude_the_seal),
     ("sealed_files_cannot_be_changed", sealed_files_cannot_be_changed),
     ("future_writes", future_writes),
