@@ -39,7 +39,7 @@ pub(crate) struct Walker(Padded<RegionCounter>);
 #[derive(Debug)]
 pub(crate) struct Walk<'c> {
     section: Section<'c>,
-    _stay: Region<'c>,
+    _region: Region<'c>,
     /// Ending spaces wait for this CPU.
     _order: Mark<'c>,
 }
@@ -63,8 +63,8 @@ impl<M: Machine> Cpu<'_, M> {
     pub(crate) fn walk(&self) -> Walk<'_> {
         order::before::<Reclaim>(self);
         let order = order::hold::<Reclaim>(self);
-        let stay = self.state().walker.0.begin_checked(&self.vm().walked);
-        Walk { section: self.section(), _stay: stay, _order: order }
+        let region = self.state().walker.0.begin_checked(&self.vm().walked);
+        Walk { section: self.section(), _region: region, _order: order }
     }
 
     /// Step 2, after the space was closed.
