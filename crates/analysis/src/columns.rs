@@ -37,7 +37,7 @@ impl Column {
     /// Adds a repetition.
     pub fn push(&mut self, sample: Sample) {
         self.samples.push(match &self.effect {
-            Some(effect) => effect.told(sample),
+            Some(effect) => effect.counted_in(sample),
             None => sample,
         });
     }
@@ -89,7 +89,7 @@ pub enum Topic {
     /// The locking of faults and writers.
     Locking,
     /// The prefault settings.
-    Ahead,
+    Prefault,
 }
 
 /// A workload or recording under several configurations.
@@ -109,7 +109,7 @@ impl Report {
     /// Returns faults per second, unless the workload has few faults, or the configurations differ
     /// in the number of faults.
     pub fn measure(&self) -> Measure {
-        if self.topic == Topic::Ahead {
+        if self.topic == Topic::Prefault {
             return Measure::Operations;
         }
         let few = |sample: &Sample| sample.faults * 2 < sample.operations;
@@ -230,7 +230,7 @@ mod tests {
         column.samples.iter_mut().for_each(|sample| sample.faults = sample.operations);
         let mut report = Report { columns: vec![column], ..report };
         assert_eq!(report.measure(), Measure::Faults);
-        report.topic = Topic::Ahead;
+        report.topic = Topic::Prefault;
         assert_eq!(report.measure(), Measure::Operations);
     }
 }

@@ -68,14 +68,14 @@ impl Assignment {
 
 /// The prefault order, and the use of pre-zeroed frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ahead {
+pub struct Regime {
     /// `prefault_max_order`.
     pub order: u8,
     /// `zeroed_pool`: frames zeroed before the run.
     pub pool: u64,
 }
 
-impl Ahead {
+impl Regime {
     /// Prefault off; each fault zeroes its frame.
     pub const OFF: Self = Self { order: 0, pool: 0 };
 
@@ -94,7 +94,7 @@ pub struct Settings {
     /// The time at which a fault requests the anon_vma.
     pub anon_vma_check: AnonVmaCheck,
     /// The prefault settings.
-    pub ahead: Ahead,
+    pub regime: Regime,
     others: Vec<Assignment>,
 }
 
@@ -104,7 +104,7 @@ impl Settings {
         let mut settings = Self {
             locking: Locking::Speculative,
             anon_vma_check: AnonVmaCheck::Late,
-            ahead: Ahead { order: Knobs::default().prefault_max_order(), pool: 0 },
+            regime: Regime { order: Knobs::default().prefault_max_order(), pool: 0 },
             others: Vec::new(),
         };
         given.iter().for_each(|assignment| settings.set(assignment));
@@ -116,8 +116,8 @@ impl Settings {
         match assignment.setting {
             Setting::Locking(locking) => self.locking = locking,
             Setting::AnonVmaCheck(check) => self.anon_vma_check = check,
-            Setting::PrefaultMaxOrder(order) => self.ahead.order = order,
-            Setting::ZeroedPool(frames) => self.ahead.pool = frames,
+            Setting::PrefaultMaxOrder(order) => self.regime.order = order,
+            Setting::ZeroedPool(frames) => self.regime.pool = frames,
             _ => self.others.push(assignment.clone()),
         }
     }
@@ -133,8 +133,8 @@ impl Settings {
     }
 
     /// Returns the same settings with other prefault settings.
-    pub fn with_ahead(&self, ahead: Ahead) -> Self {
-        Self { ahead, ..self.clone() }
+    pub fn with_regime(&self, regime: Regime) -> Self {
+        Self { regime, ..self.clone() }
     }
 
     /// Sets the knobs of the idle machine `native`, and lets its CPUs idle until the pools of
@@ -143,8 +143,8 @@ impl Settings {
         let vm = native.vm();
         vm.set(Setting::Locking(self.locking));
         vm.set(Setting::AnonVmaCheck(self.anon_vma_check));
-        vm.set(Setting::PrefaultMaxOrder(self.ahead.order));
-        vm.set(Setting::ZeroedPool(self.ahead.pool));
+        vm.set(Setting::PrefaultMaxOrder(self.regime.order));
+        vm.set(Setting::ZeroedPool(self.regime.pool));
         self.others.iter().for_each(|other| vm.set(other.setting));
         while native.zero_ahead(usize::MAX) != 0 {}
     }
@@ -157,8 +157,8 @@ impl Settings {
         let own = [
             format!("locking={}", self.locking.name()),
             format!("anon_vma_check={}", self.anon_vma_check.name()),
-            format!("prefault_max_order={}", self.ahead.order),
-            format!("zeroed_pool={}", self.ahead.pool),
+            format!("prefault_max_order={}", self.regime.order),
+            format!("zeroed_pool={}", self.regime.pool),
         ];
         let others = self.others.iter().map(Assignment::text);
         own.iter().map(String::as_str).chain(others).try_for_each(|text| system.set(text))?;
@@ -177,8 +177,8 @@ impl Settings {
             ("file_limit", defaults.file_limit().into()),
             ("stack_limit", defaults.stack_limit().into()),
             ("fault_around_pages", defaults.fault_around_pages().into()),
-            ("prefault_max_order", self.ahead.order.into()),
-            ("zeroed_pool", self.ahead.pool.into()),
+            ("prefault_max_order", self.regime.order.into()),
+            ("zeroed_pool", self.regime.pool.into()),
             ("zero_on_free", u64::from(defaults.zero_on_free()).into()),
             ("edit_in_place", u64::from(defaults.edit_in_place()).into()),
             ("deferred_flush", u64::from(defaults.deferred_flush()).into()),
@@ -199,10 +199,10 @@ impl Settings {
             "locking={},anon_vma_check={},prefault_max_order={}",
             self.locking.name(),
             self.anon_vma_check.name(),
-            self.ahead.order
+            self.regime.order
         );
-        if self.ahead.pool != 0 {
-            label.push_str(&format!(",zeroed_pool={}", self.ahead.pool));
+        if self.regime.pool != 0 {
+            label.push_str(&format!(",zeroed_pool={}", self.regime.pool));
         }
         for other in &self.others {
             label.push(',');
@@ -214,8 +214,8 @@ impl Settings {
 
 /// Returns the prefault settings for a comparison of policies: off, unless `given` contains an
 /// order.
-pub fn ahead_of_policies(given: &[Assignment]) -> Ahead {
-    Ahead {
+pub fn regime_of_policies(given: &[Assignment]) -> Regime {
+    Regime {
         order: given.iter().rev().find_map(Assignment::order).unwrap_or(0),
         pool: given.iter().rev().find_map(Assignment::pool).unwrap_or(0),
     }
@@ -245,7 +245,7 @@ pub fn orders(given: &[Assignment]) -> Vec<u8> {
 /// Returns the prefault settings to compare: off, the orders in `given` (or 3 and 5), and the last
 /// order on pre-zeroed frames. The number of pre-zeroed frames is the value in `given`, or
 /// `frames`.
-pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
+pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Regime> {
     let pool = given.iter().rev().find_map(Assignment::pool).unwrap_or(frames);
     let mut orders: Vec<_> = given.iter().filter_map(Assignment::order).collect();
     if orders.is_empty() {
@@ -254,8 +254,8 @@ pub fn regimes(given: &[Assignment], frames: u64) -> Vec<Ahead> {
     orders.push(0);
     orders.sort_unstable();
     orders.dedup();
-    let last = orders.last().filter(|_| pool > 0).map(|&order| Ahead { order, pool });
-    orders.into_iter().map(|order| Ahead { order, pool: 0 }).chain(last).collect()
+    let last = orders.last().filter(|_| pool > 0).map(|&order| Regime { order, pool });
+    orders.into_iter().map(|order| Regime { order, pool: 0 }).chain(last).collect()
 }
 
 #[cfg(test)]
@@ -283,16 +283,16 @@ mod tests {
     fn regimes_contain_each_order_once_and_off() {
         let names = |texts: &[&str]| {
             let regimes = regimes(&given(texts), 7);
-            regimes.into_iter().map(Ahead::name).collect::<Vec<_>>()
+            regimes.into_iter().map(Regime::name).collect::<Vec<_>>()
         };
         assert_eq!(names(&[]), ["off", "order 3", "order 5", "order 5, zeroed"]);
         let twice = ["prefault_max_order=9", "prefault_max_order=2", "prefault_max_order=9"];
         assert_eq!(names(&twice), ["off", "order 2", "order 9", "order 9, zeroed"]);
         assert_eq!(names(&["prefault_max_order=0"]), ["off", "off, zeroed"]);
         assert_eq!(names(&["zeroed_pool=0"]), ["off", "order 3", "order 5"]);
-        let pool = |texts: &[&str]| regimes(&given(texts), 7).last().map(|ahead| ahead.pool);
+        let pool = |texts: &[&str]| regimes(&given(texts), 7).last().map(|regime| regime.pool);
         assert_eq!((pool(&[]), pool(&["zeroed_pool=8", "zeroed_pool=9"])), (Some(7), Some(9)));
-        let settings = Settings::new(&[]).with_ahead(Ahead { order: 5, pool: 7 });
+        let settings = Settings::new(&[]).with_regime(Regime { order: 5, pool: 7 });
         assert!(settings.label().ends_with("prefault_max_order=5,zeroed_pool=7"));
     }
 }

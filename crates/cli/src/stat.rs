@@ -176,9 +176,9 @@ fn native(
         let mut stat = PerfStat::new(title);
         stat.counters(&counters, seconds);
         stat.time(seconds, "time elapsed");
-        let told = writeln!(text, "{stat}\n").map_err(CliError::from);
-        let told = told.and_then(|()| Ok(json.interrupted(&context, &counters, seconds)?));
-        if let Err(error) = told {
+        let written = writeln!(text, "{stat}\n").map_err(CliError::from);
+        let written = written.and_then(|()| Ok(json.interrupted(&context, &counters, seconds)?));
+        if let Err(error) = written {
             say!("faultless: {error}");
         }
         json.keep_partial();
@@ -214,8 +214,8 @@ fn counters(title: &str, outcome: &Outcome, sample: &Sample) -> PerfStat {
         stat.row(outcome.footprint.most, "frames-in-use", "at most");
     }
     // The classic row has reported these figures.
-    let told = outcome.pft_row().is_some();
-    for (name, value) in outcome.extras.iter().filter(|_| !told) {
+    let has_row = outcome.pft_row().is_some();
+    for (name, value) in outcome.extras.iter().filter(|_| !has_row) {
         stat.rate(*value as u64, name, outcome.wall);
     }
     stat.time(outcome.wall, "time elapsed");

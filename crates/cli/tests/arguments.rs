@@ -100,15 +100,16 @@ fn lists_contain_every_workload_knob_and_counter() {
     assert_eq!(faultless::KNOBS.len(), defaults.len());
     for (name, values, meaning) in faultless::KNOBS {
         let row = knobs.lines().find(|line| line.split_whitespace().next() == Some(name));
-        let (first, told) = row.and_then(|row| row.trim_end().rsplit_once(meaning)).expect("a row");
+        let (first, shown) =
+            row.and_then(|row| row.trim_end().rsplit_once(meaning)).expect("a row");
         let default = first.split_once(values).map(|(_, default)| default.trim());
         let (_, expected) = defaults.iter().find(|(knob, _)| knob == name).expect("a default");
-        assert_eq!((default, told), (Some(*expected), ""), "{name} in {knobs}");
+        assert_eq!((default, shown), (Some(*expected), ""), "{name} in {knobs}");
     }
     let counters = faultless(&["counters"]).succeeds();
     for counter in faultless::Counter::ALL {
-        let told = |line: &&str| line.split_whitespace().next() == Some(counter.name());
-        let line = counters.lines().find(told).expect("a line for each");
+        let names = |line: &&str| line.split_whitespace().next() == Some(counter.name());
+        let line = counters.lines().find(names).expect("a line for each");
         assert!(line.trim_end().ends_with(counter.meaning()) && counter.meaning().len() > 10);
     }
 }

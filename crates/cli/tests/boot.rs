@@ -33,7 +33,7 @@ fn accel(ran: &Ran) -> String {
         ran.out.lines().filter(|line| line.starts_with('{')).collect::<Vec<_>>().join("\n");
     let lines = json_lines(&json);
     assert!(!lines.is_empty(), "{}", ran.err);
-    lines[0]["params"]["accel"].as_str().expect("it is told").to_owned()
+    lines[0]["params"]["accel"].as_str().expect("it is known").to_owned()
 }
 
 /// Returns whether this process may open KVM. KVM may still fail.

@@ -112,8 +112,11 @@ fn results_never_overwrite_their_inputs() {
             assert_eq!(ran.out, "", "{args:?}");
             // A recording is no program, and this error may be detected first.
             let error = ran.fails(2);
-            let told = error.contains("would write over") || error.contains("not an ELF file");
-            assert!(told && (args[0] == "boot" || !error.contains("ELF")), "{args:?}: {error}");
+            let explained = error.contains("would write over") || error.contains("not an ELF file");
+            assert!(
+                explained && (args[0] == "boot" || !error.contains("ELF")),
+                "{args:?}: {error}"
+            );
             assert_eq!(fs::read(&file).expect("there"), good, "{args:?}");
         }
     }
@@ -365,7 +368,7 @@ fn memory_in_tiers_is_compared_at_given_ratios_and_cpus() {
             let ours = |line: &&str| {
                 [format!("\"threads\":{cpus}"), format!("\"ratio\":\"{ratio}\"")]
                     .iter()
-                    .all(|told| line.contains(told))
+                    .all(|word| line.contains(word))
             };
             // Reads and writes, without deferral and with deferral.
             assert_eq!(times.clone().filter(ours).count(), 2 * 2, "{cpus} {ratio}: {out}");
@@ -393,7 +396,7 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
         text(&page),
     ]);
     let out = out.succeeds();
-    for told in [
+    for text in [
         "1:99 |",
         "access=write on",
         "mean of 2 seeds",
@@ -406,7 +409,7 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
         "; allocation p99 ",
         "Counted: ",
     ] {
-        assert!(out.contains(told), "{told}: {out}");
+        assert!(out.contains(text), "{text}: {out}");
     }
     assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
     let lines = fs::read_to_string(&json).expect("written");
@@ -423,8 +426,8 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     }
     let simulated = times.filter(|line| line.contains("\"machine\":\"simulated"));
     let time = |line: &str| line.rsplit(':').next().map(str::to_owned);
-    let told: HashSet<_> = simulated.clone().filter_map(time).collect();
-    assert_eq!(told.len(), simulated.count(), "another seed is another run");
+    let times: HashSet<_> = simulated.clone().filter_map(time).collect();
+    assert_eq!(times.len(), simulated.count(), "another seed is another run");
     // First without deferral, with no deferred flushes.
     let deferred: Vec<_> =
         out.lines().filter(|line| line.starts_with("| flushes deferred")).collect();

@@ -216,18 +216,18 @@ fn comparison_of_one_workload() {
         assert_eq!(count(&format!("locking={locking}"), "prefault_page"), 0.0, "{locking}");
     }
     // Prefault: 128 MiB, each page once.
-    let ahead = |setting: &str, metric: &str| {
+    let regime = |setting: &str, metric: &str| {
         let setting =
             format!("locking=speculative,anon_vma_check=late,prefault_max_order={setting}");
         let of = |line: &&serde_json::Value| line["setting"] == setting && line["metric"] == metric;
         pft.iter().rfind(of).expect(metric)["value"].as_f64().expect("a number")
     };
-    let faults = ["0", "3", "5", "5,zeroed_pool=40960"].map(|setting| ahead(setting, "faults"));
+    let faults = ["0", "3", "5", "5,zeroed_pool=40960"].map(|setting| regime(setting, "faults"));
     assert_eq!(faults[0], 32768.0);
     assert!(faults[1] * 7.9 <= faults[0] && faults[2] * 31.0 <= faults[0], "{faults:?}");
-    assert!(ahead("5", "zeroed_in_fault") >= 32768.0);
-    assert_eq!(ahead("5,zeroed_pool=40960", "zeroed_in_fault"), 0.0);
-    assert!(ahead("5,zeroed_pool=40960", "zeroed_pool_hit") >= 32768.0);
+    assert!(regime("5", "zeroed_in_fault") >= 32768.0);
+    assert_eq!(regime("5,zeroed_pool=40960", "zeroed_in_fault"), 0.0);
+    assert!(regime("5,zeroed_pool=40960", "zeroed_pool_hit") >= 32768.0);
 }
 
 /// A result on one screen: the compared subjects and the noise first, then four tables with their
@@ -257,8 +257,8 @@ fn comparison_fits_one_screen() {
     for recording in recordings::all() {
         let row = |row: &&&str| row.starts_with(&format!("| {} ", recording.name));
         let row = rows.iter().find(row).expect(recording.name);
-        let told = ["no difference within the noise", "less time", "more time"];
-        assert!(told.iter().any(|told| row.contains(told)) && !row.contains('~'), "{row}");
+        let words = ["no difference within the noise", "less time", "more time"];
+        assert!(words.iter().any(|words| row.contains(words)) && !row.contains('~'), "{row}");
     }
     let of = |machine, setting: &str, metric: &str| value(&lines, machine, setting, metric);
     let written = |policy: &str| of("simulated-two-socket", policy, "shared_lines_written");
@@ -408,7 +408,7 @@ fn replay_warns_if_its_faults_differ_from_the_recording() {
         assert!(ran.err.contains("warning: the replay of odd does not take"), "{}", ran.err);
         assert!(ran.err.contains("9.09 % fewer"), "{}", ran.err);
         let lines = json_lines(&ran.succeeds());
-        let part = value(&lines, "native", "", "fault_difference").expect("told");
+        let part = value(&lines, "native", "", "fault_difference").expect("a share");
         assert!((part + 100.0 / 11.0).abs() < 1e-9, "{part}");
     }
 }
@@ -420,7 +420,7 @@ fn replay_and_compare_report_the_same_counts() {
         |args: &[&str]| json_lines(&faultless(&[args, &["--json", "-"]].concat()).succeeds());
     let compared = json(&["compare", "--quick", "--only", "sort"]);
     let policies = json(&["replay", "sort", "--policies"]);
-    let ahead = json(&["replay", "sort"]);
+    let prefaulted = json(&["replay", "sort"]);
     let at = |line: &serde_json::Value| {
         ["machine", "workload", "setting", "metric", "unit"].map(|field| line[field].clone())
     };
@@ -441,7 +441,7 @@ fn replay_and_compare_report_the_same_counts() {
         "peak_resident_pages_off",
         "peak_resident_pages",
     ];
-    assert_eq!(counts(&compared, &saved), counts(&ahead, &saved));
+    assert_eq!(counts(&compared, &saved), counts(&prefaulted, &saved));
 }
 
 /// The count is the same in the table, in JSON, of `replay` and of `compare`, each time.
@@ -465,8 +465,8 @@ fn unused_prefaulted_pages_are_counted_once() {
         let wasted = count(&json_lines(&ran.succeeds()));
         let rows: Vec<_> = said.lines().filter(|line| line.contains("unused")).collect();
         let [row] = rows[..] else { panic!("{rows:?}") };
-        let told = row.split_whitespace().next().expect("a count").replace(',', "");
-        assert_eq!(told, wasted.to_string(), "{row}");
+        let count = row.split_whitespace().next().expect("a count").replace(',', "");
+        assert_eq!(count, wasted.to_string(), "{row}");
         wasted
     });
     assert_eq!(first, again);
@@ -491,10 +491,10 @@ fn policies_are_compared_with_the_prefault_that_is_set() {
         let with = run(&set);
         let prefaulted = value(&with, "native", locking, "prefault_page");
         assert!(prefaulted.is_some_and(|pages| pages > 0.0), "{locking}");
-        let told = |line: &serde_json::Value| {
+        let counted = |line: &serde_json::Value| {
             line["setting"].as_str().is_some_and(|it| it.ends_with(setting))
         };
-        assert!(with.iter().all(told), "{with:?}");
+        assert!(with.iter().all(counted), "{with:?}");
     }
 }
 

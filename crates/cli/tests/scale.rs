@@ -102,8 +102,8 @@ fn table_shows_simulated_beside_published_figures() {
         let line = table.lines().find(|line| line.starts_with(&format!("| {label} ")));
         line.unwrap_or_else(|| panic!("{label}: {table}")).to_owned()
     };
-    let told = row("page_fault2, speculative");
-    assert!(told.contains("2,385,166") && told.trim_end().ends_with("0.90x |"), "{table}");
+    let printed = row("page_fault2, speculative");
+    assert!(printed.contains("2,385,166") && printed.trim_end().ends_with("0.90x |"), "{table}");
     assert!(table.contains("What differs: ") && table.contains("simulated"), "{table}");
     let of = |workload: &str| {
         let lines = lines.iter().filter(|line| line["workload"] == workload);

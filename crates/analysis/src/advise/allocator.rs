@@ -99,7 +99,7 @@ pub fn open(findings: &Findings) -> Option<Open> {
         action: format!("MALLOC_ARENA_MAX={ARENAS}"),
         why: format!(
             "{} beside the heap have {}, of which {} were touched; threads that share an arena use what others freed, and wait for each \
-             other: a recording of faults tells neither",
+             other: a recording of faults shows neither",
             plural(arenas.len() as u64, "arena"),
             size(usable),
             size(touched * PAGE_SIZE)

@@ -8,7 +8,7 @@ use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
 use crate::error::Error;
 use crate::observer::Observer;
 use crate::replay::{Effect, Source, prefault};
-use crate::settings::{Ahead, Settings};
+use crate::settings::{Regime, Settings};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
@@ -18,7 +18,7 @@ use faultless_trace::plan::PlanError;
 use faultless_trace::reserve::{Reserved, reserved};
 
 /// The order up to which prefault by the kernel is predicted: the default of this subsystem.
-const PREFAULT: Ahead = Ahead { order: 5, pool: 0 };
+const PREFAULT: Regime = Regime { order: 5, pool: 0 };
 
 /// Counts of one recording.
 #[derive(Clone, Debug)]

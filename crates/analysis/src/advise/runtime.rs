@@ -104,8 +104,8 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
 pub fn open(findings: &Findings) -> Vec<Open> {
     let mut out = Vec::new();
     let large = findings.census.zeroed >= SMALL;
-    let told = findings.collector.as_ref().is_some_and(|collector| collector.saved().is_some());
-    if findings.program.go && large && !told && !chosen() {
+    let measured = findings.collector.as_ref().is_some_and(|collector| collector.saved().is_some());
+    if findings.program.go && large && !measured && !chosen() {
         out.push(Open {
             name: format!("Go with GOGC={GOGC}"),
             action: format!("GOGC={GOGC}, or a GOMEMLIMIT"),
@@ -122,7 +122,7 @@ pub fn open(findings: &Findings) -> Vec<Open> {
             action: format!("-Xms{megabytes}m"),
             why: format!(
                 "the heap grew from {} to {}; from the beginning so large it collects less often, and touches more pages before it does: a \
-                 recording does not tell what collections take",
+                 recording does not contain the time of collections",
                 size(heap.begun),
                 size(heap.usable)
             ),

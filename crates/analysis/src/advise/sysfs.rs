@@ -156,7 +156,7 @@ const LOOKS: Duration = Duration::from_millis(20);
 fn turn(settings: &Path, observer: &dyn Observer) -> Result<Option<File>, Error> {
     let failed = |error| Error::host(settings.display(), error);
     let turn = File::open(settings).map_err(failed)?;
-    let mut told = false;
+    let mut noted = false;
     loop {
         match turn.try_lock() {
             Ok(()) => return Ok(Some(turn)),
@@ -164,11 +164,11 @@ fn turn(settings: &Path, observer: &dyn Observer) -> Result<Option<File>, Error>
             Err(TryLockError::WouldBlock) if stop::requested() => return Ok(None),
             Err(TryLockError::WouldBlock) => {}
         }
-        if !told {
+        if !noted {
             let place = settings.display();
             observer
                 .note(&format!("waits for another command that has changed settings in {place}"));
-            told = true;
+            noted = true;
         }
         thread::sleep(LOOKS);
     }

@@ -145,7 +145,7 @@ impl Trial<'_> {
         let saving = Saving::of(&times[0], &times[1])?;
         let faults = self.change(|run| run.faults as f64);
         let item = self.tried.item;
-        let told = item.map(|before| {
+        let now = item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
             now.at_best / 1e9
         });
@@ -154,7 +154,7 @@ impl Trial<'_> {
             || !matches!(self.tried.apply, Apply::Populate(_));
         Some(Compared {
             name: self.tried.name,
-            predicted: told,
+            predicted: now,
             saving,
             elapsed: self.change(|run| run.wall),
             faults,
@@ -184,8 +184,8 @@ impl Compared<'_> {
         let context = Context { setting: self.name.to_owned(), ..context.clone() };
         let mut seconds =
             |metric: &str, value: f64| figures.figure(&context, metric, "s", Number::Real(value));
-        if let Some(told) = self.predicted {
-            seconds("predicted_seconds", told)?;
+        if let Some(predicted) = self.predicted {
+            seconds("predicted_seconds", predicted)?;
         }
         let [before, with] = &self.times;
         for (metric, value) in [

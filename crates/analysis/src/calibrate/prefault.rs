@@ -143,10 +143,10 @@ mod tests {
     #[test]
     fn shares_match_the_recordings() {
         use crate::replay::{Source, prefault::effects};
-        use crate::settings::{Ahead, Settings};
+        use crate::settings::{Regime, Settings};
         use faultless_trace::recordings;
         let orders = [ORDERS[3], ORDERS[5]];
-        let regimes = orders.map(|it| Ahead { order: it.order as u8, pool: 0 });
+        let regimes = orders.map(|it| Regime { order: it.order as u8, pool: 0 });
         let of = |recording| {
             let source = Source::shipped(recording).expect("it is shipped");
             effects(&source, &Settings::new(&[]), &regimes).expect("it runs").expect("to its end")

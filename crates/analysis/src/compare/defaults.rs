@@ -8,7 +8,7 @@ use crate::observer::Observer;
 use crate::replay::prefault::effects;
 use crate::replay::{Effect, Source};
 use crate::scale::Subject;
-use crate::settings::{Ahead, Assignment, Settings};
+use crate::settings::{Assignment, Regime, Settings};
 use crate::stop;
 use faultless_virtual::Profile;
 use std::sync::Arc;
@@ -161,15 +161,15 @@ impl Defaults {
         observer: &dyn Observer,
     ) -> Result<(), Error> {
         let settings = Settings::new(needs.given);
-        let regimes: Vec<_> = needs.orders.iter().map(|&order| Ahead { order, pool: 0 }).collect();
+        let regimes: Vec<_> = needs.orders.iter().map(|&order| Regime { order, pool: 0 }).collect();
         let mut counted: Vec<Vec<Effect>> = regimes.iter().map(|_| Vec::new()).collect();
         let mut times = vec![0.0; regimes.len() + 1];
         for source in needs.recordings {
             observer.begin(&format!("replay:{}, prefault, simulated", source.name));
             let Some(of) = effects(source, &settings, &regimes)? else { return Ok(()) };
             let subject = Arc::new(Subject::Recording(Arc::clone(source)));
-            for (at, ahead) in std::iter::once(&Ahead::OFF).chain(&regimes).enumerate() {
-                let settings = settings.with_ahead(*ahead);
+            for (at, regime) in std::iter::once(&Regime::OFF).chain(&regimes).enumerate() {
+                let settings = settings.with_regime(*regime);
                 let Some((mut ran, context)) =
                     subject.run(needs.profile, source.cpus(), 0, &settings)?
                 else {
@@ -177,14 +177,14 @@ impl Defaults {
                 };
                 // Counts of prefault are reported once, in the order of the recording.
                 if let Some(effect) = at.checked_sub(1).and_then(|at| of.get(at)) {
-                    ran.sample = effect.told(ran.sample);
+                    ran.sample = effect.counted_in(ran.sample);
                 }
                 ran.figures(figures, &context)?;
                 times[at] += ran.sample.wall;
                 observer.advance(1);
             }
-            for ((effect, counted), ahead) in of.into_iter().zip(&mut counted).zip(&regimes) {
-                let context = source.context(&settings.with_ahead(*ahead));
+            for ((effect, counted), regime) in of.into_iter().zip(&mut counted).zip(&regimes) {
+                let context = source.context(&settings.with_regime(*regime));
                 effect.figures(figures, &context)?;
                 counted.push(effect);
             }
@@ -194,7 +194,7 @@ impl Defaults {
             [one] => one.name.clone(),
             several => plural(several.len() as u64, "recording"),
         };
-        let default = Settings::new(&[]).ahead.order;
+        let default = Settings::new(&[]).regime.order;
         for (at, (order, effects)) in needs.orders.iter().copied().zip(counted).enumerate() {
             self.rows.push(Row {
                 knob: format!("prefault_max_order=0, {order}"),
@@ -263,7 +263,7 @@ fn settings<'a>(
     given: &[Assignment],
     more: impl Iterator<Item = &'a str>,
 ) -> Result<Settings, Error> {
-    let mut settings = Settings::new(given).with_ahead(Ahead::OFF);
+    let mut settings = Settings::new(given).with_regime(Regime::OFF);
     for text in more {
         let assignment: Result<Assignment, _> = text.parse();
         settings.set(&assignment.map_err(|error| Error::setting(text, error))?);
@@ -289,7 +289,7 @@ mod tests {
             assert!(mechanism.on.is_none() || mechanism.off == default, "{mechanism:?}");
         }
         let set = settings(&[], ["prefault_max_order=3"].into_iter()).expect("valid");
-        assert_eq!(set.ahead.order, 3);
-        assert_eq!(settings(&[], std::iter::empty()).expect("valid").ahead.order, 0);
+        assert_eq!(set.regime.order, 3);
+        assert_eq!(settings(&[], std::iter::empty()).expect("valid").regime.order, 0);
     }
 }

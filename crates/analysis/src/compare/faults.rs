@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::scale::subject;
-use crate::settings::{Ahead, Settings};
+use crate::settings::{Regime, Settings};
 use crate::stop;
 use faultless::{Access, Locking, MapFlags, PAGE_SIZE, Prot};
 use faultless_virtual::{File, LineUse, Meeting, Process, Profile, Stop, Virtual, VirtualCpu};
@@ -122,7 +122,7 @@ impl Faults {
             }
             let mut costs = Vec::new();
             for &policy in policies {
-                let settings = settings.with_locking(policy).with_ahead(Ahead::OFF);
+                let settings = settings.with_locking(policy).with_regime(Regime::OFF);
                 costs.push((policy, measured(profile, kind, &settings, figures)?));
             }
             rows.push(Row { kind, costs });
@@ -328,7 +328,7 @@ mod tests {
         let profile = Profile::bundled("two-socket").expect("it is bundled");
         let lines = |kind, policy| {
             let system = subject::machine(&profile, CPUS, MEMORY, 0).expect("memory");
-            let settings = Settings::new(&[]).with_locking(policy).with_ahead(Ahead::OFF);
+            let settings = Settings::new(&[]).with_locking(policy).with_regime(Regime::OFF);
             settings.apply_to_simulated(&system).expect("valid");
             system.set("fault_around_pages=1").expect("valid");
             run(&system, kind).expect("it runs").lines

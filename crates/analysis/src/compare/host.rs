@@ -45,7 +45,7 @@ impl Host {
             line.split_once(':').map(|(_, value)| value.trim().to_owned())
         };
         Ok(Self {
-            cpu: field("model name").unwrap_or_else(|| "a CPU that does not tell its name".into()),
+            cpu: field("model name").unwrap_or_else(|| "a CPU without a name".into()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             is_virtual: field("flags")
                 .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::figures::Figures;
 use crate::observer::Observer;
 use crate::scale::Subject;
-use crate::settings::{Ahead, Settings};
+use crate::settings::{Regime, Settings};
 use crate::stop;
 use faultless::Locking;
 use faultless_virtual::Profile;
@@ -62,7 +62,7 @@ impl Many {
             let mut row =
                 Row { name: subject.name(), unit: subject.unit(), cpus, rates: Vec::new() };
             for &policy in policies {
-                let settings = settings.with_locking(policy).with_ahead(Ahead::OFF);
+                let settings = settings.with_locking(policy).with_regime(Regime::OFF);
                 match subject.run(profile, cpus, 0, &settings) {
                     Ok(None) => break 'subjects,
                     Ok(Some((ran, context))) => {

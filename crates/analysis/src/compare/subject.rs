@@ -8,7 +8,7 @@ use crate::replay::prefault::effects;
 use crate::replay::{self, Source};
 use crate::run;
 use crate::sample::Sample;
-use crate::settings::{Ahead, Settings};
+use crate::settings::{Regime, Settings};
 use crate::stop;
 use crate::turns::Turns;
 use faultless::{AnonVmaCheck, Locking};
@@ -40,7 +40,7 @@ const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
 /// [`POOL`](super::POOL) frames can serve, and no page twice, so that pre-zeroed frames are zeroed
 /// before the run and not during the run.
 const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
-    Entry { topic: Topic::Ahead, ..entry(name, params) }
+    Entry { topic: Topic::Prefault, ..entry(name, params) }
 }
 
 /// The workloads. Their passes are short compared with a run.
@@ -125,8 +125,8 @@ impl Recorded {
 pub struct Choice {
     /// Under [`Topic::Locking`]; prefault off.
     pub policies: Vec<Locking>,
-    /// Under [`Topic::Ahead`]; the first is [`Ahead::OFF`].
-    pub regimes: Vec<Ahead>,
+    /// Under [`Topic::Prefault`]; the first is [`Regime::OFF`].
+    pub regimes: Vec<Regime>,
     /// The other knobs.
     pub settings: Settings,
 }
@@ -191,7 +191,7 @@ pub fn subjects(
 ) -> Result<Vec<Subject>, Error> {
     let wanted = |entry: &&Entry| workloads.iter().any(|it| entry.is_called(it));
     let mut subjects = Vec::new();
-    for topic in [Topic::Locking, Topic::Ahead] {
+    for topic in [Topic::Locking, Topic::Prefault] {
         for entry in ENTRIES.iter().filter(|entry| entry.topic == topic).filter(wanted) {
             subjects.push(Subject { topic, what: What::Workload(entry, entry.workload(scale)?) });
         }
@@ -237,14 +237,14 @@ impl Subject {
             (What::Workload(..), _) => Turns::exactly(scale.rounds),
             (What::Recording(_), Topic::Locking) => scale.replays,
             // Only the counts of these replays matter.
-            (What::Recording(_), Topic::Ahead) => Turns::exactly(scale.replays.most.min(3)),
+            (What::Recording(_), Topic::Prefault) => Turns::exactly(scale.replays.most.min(3)),
         }
     }
 
     /// Returns the number of configurations.
     pub fn width(&self, choice: &Choice) -> usize {
         match (&self.what, self.topic) {
-            (_, Topic::Ahead) => choice.regimes.len(),
+            (_, Topic::Prefault) => choice.regimes.len(),
             (What::Workload(entry, _), _) => {
                 configurations(entry.checks, &choice.policies).len() + 1
             }
@@ -277,13 +277,13 @@ impl Subject {
                 );
                 let named = match topic {
                     Topic::Locking => locking_settings(false, choice),
-                    Topic::Ahead => ahead_settings(choice),
+                    Topic::Prefault => regime_settings(choice),
                 };
                 let column = |(name, settings): (String, Settings)| {
                     Column::new(name, source.context(&settings), Some(settings))
                 };
                 let mut columns: Vec<_> = named.into_iter().map(column).collect();
-                if let (Topic::Ahead, [_off, regimes @ ..]) = (topic, &*choice.regimes) {
+                if let (Topic::Prefault, [_off, regimes @ ..]) = (topic, &*choice.regimes) {
                     let Some(effects) = effects(&source, &choice.settings, regimes)? else {
                         return Ok(None);
                     };
@@ -294,7 +294,7 @@ impl Subject {
                 let report = Report { title, unit: "operations", topic, columns };
                 let machine = match topic {
                     Topic::Locking => Some(run::machine(source.memory(), source.cpus())?),
-                    Topic::Ahead => None,
+                    Topic::Prefault => None,
                 };
                 (report, Ready::Recording(Box::new((source, machine))))
             }
@@ -312,7 +312,7 @@ fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Repor
     };
     let named = match entry.topic {
         Topic::Locking => locking_settings(entry.checks, choice),
-        Topic::Ahead => ahead_settings(choice),
+        Topic::Prefault => regime_settings(choice),
     };
     let column = |(name, settings): (String, Settings)| {
         let context = context("native".into(), Some(&settings));
@@ -338,7 +338,7 @@ fn workload_report(entry: &Entry, workload: &Workload, choice: &Choice) -> Repor
 
 /// Returns the configurations that differ in locking, with prefault off.
 fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
-    let alone = choice.settings.with_ahead(Ahead::OFF);
+    let alone = choice.settings.with_regime(Regime::OFF);
     let settings = |(name, locking, check): (String, Locking, Option<AnonVmaCheck>)| {
         let settings = alone.with_locking(locking);
         (name, check.map_or(settings.clone(), |check| settings.with_check(check)))
@@ -347,8 +347,8 @@ fn locking_settings(checks: bool, choice: &Choice) -> Vec<(String, Settings)> {
 }
 
 /// Returns the configurations that differ in prefault.
-fn ahead_settings(choice: &Choice) -> Vec<(String, Settings)> {
-    let settings = |ahead: &Ahead| (ahead.name(), choice.settings.with_ahead(*ahead));
+fn regime_settings(choice: &Choice) -> Vec<(String, Settings)> {
+    let settings = |regime: &Regime| (regime.name(), choice.settings.with_regime(*regime));
     choice.regimes.iter().map(settings).collect()
 }
 

@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn difference_beyond_the_allowance_causes_a_warning() {
         let of = |replayed| Fidelity { recorded: 1000, unserved: 0, replayed, lost: 0 };
-        for (replayed, told) in
+        for (replayed, warned) in
             [(1000, false), (980, false), (979, true), (1020, false), (1021, true)]
         {
-            assert_eq!(of(replayed).warning("x").is_some(), told, "{replayed}");
+            assert_eq!(of(replayed).warning("x").is_some(), warned, "{replayed}");
         }
         assert!(of(966).warning("pg").is_some_and(|text| text.contains("3.40 % fewer")));
         assert!(!of(1000).remark().contains("lost"));

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::run;
 use crate::sample::Sample;
-use crate::settings::{Ahead, Settings};
+use crate::settings::{Regime, Settings};
 use crate::stop;
 use faultless::Counter;
 use faultless_trace::bound::{Took, bound};
@@ -68,10 +68,10 @@ impl Effect {
     }
 
     /// Returns `sample` with the prefault counters of this effect.
-    pub fn told(&self, mut sample: Sample) -> Sample {
+    pub fn counted_in(&self, mut sample: Sample) -> Sample {
         for (counter, count) in PREFAULT.into_iter().zip(self.prefault) {
             let own = sample.counters.iter_mut().find(|(name, _)| *name == counter.name());
-            own.into_iter().for_each(|(_, told)| *told = count);
+            own.into_iter().for_each(|(_, value)| *value = count);
         }
         sample
     }
@@ -95,7 +95,7 @@ impl Effect {
     }
 }
 
-/// Returns the effects of `regimes` under `settings`, compared with [`Ahead::OFF`]; `None` if the
+/// Returns the effects of `regimes` under `settings`, compared with [`Regime::OFF`]; `None` if the
 /// user interrupted the replays.
 ///
 /// # Errors
@@ -103,22 +103,22 @@ impl Effect {
 pub fn effects(
     source: &Source,
     settings: &Settings,
-    regimes: &[Ahead],
+    regimes: &[Regime],
 ) -> Result<Option<Vec<Effect>>, Error> {
     let plan = in_turn(source)?;
-    let gauged = |ahead| {
-        let gauged = gauged(source, &plan, &settings.with_ahead(ahead))?;
+    let gauged = |regime| {
+        let gauged = gauged(source, &plan, &settings.with_regime(regime))?;
         // Only peaks are needed, and a long recording has many operations.
         Ok::<_, Error>(Gauged { resident: Vec::new(), ..gauged })
     };
-    let off = gauged(Ahead::OFF)?;
+    let off = gauged(Regime::OFF)?;
     let mut effects = Vec::with_capacity(regimes.len());
-    for &ahead in regimes {
-        let with = gauged(ahead)?;
+    for &regime in regimes {
+        let with = gauged(regime)?;
         if !off.replayed.complete || !with.replayed.complete {
             return Ok(None);
         }
-        effects.push(effect(&plan, ahead.order, &off, &with));
+        effects.push(effect(&plan, regime.order, &off, &with));
     }
     Ok(Some(effects))
 }

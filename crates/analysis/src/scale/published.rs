@@ -123,7 +123,7 @@ impl Row {
 }
 
 const OFF: &str = "prefault_max_order=0";
-const AHEAD: &str = "prefault_max_order=3";
+const PREFAULT: &str = "prefault_max_order=3";
 const MMAP_LOCK: &str = "locking=mmap_lock";
 const PER_VMA: &str = "locking=per_vma";
 const SPECULATIVE: &str = "locking=speculative";
@@ -174,8 +174,8 @@ fn prefault(figures: &Known) -> Table {
         let size = format!("size={}M", 4 * cpus);
         let kinds = [
             ("standard", [MMAP_LOCK, OFF]),
-            ("prefault", [MMAP_LOCK, AHEAD]),
-            ("prefault and scalable faults", [SPECULATIVE, AHEAD]),
+            ("prefault", [MMAP_LOCK, PREFAULT]),
+            ("prefault and scalable faults", [SPECULATIVE, PREFAULT]),
         ];
         for (base, (label, set)) in kinds.into_iter().enumerate() {
             let row = Row::new((label, "pft"), &[size.as_str()], ("eight-socket", cpus), &set);

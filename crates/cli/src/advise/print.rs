@@ -57,7 +57,7 @@ fn print_worth(
 fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     let sizes: Vec<_> = answer.items.iter().filter(|item| is_size(item)).collect();
     if sizes.len() > 1 {
-        let told = |item: &&Item| {
+        let text = |item: &&Item| {
             format!(
                 "{} {:.3} s ({})",
                 item.name.replace("mTHP ", ""),
@@ -68,7 +68,7 @@ fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError>
         writeln!(
             out,
             " other sizes of mTHP: {}",
-            sizes[1..].iter().map(told).collect::<Vec<_>>().join(", ")
+            sizes[1..].iter().map(text).collect::<Vec<_>>().join(", ")
         )?;
     }
     Ok(())
@@ -247,7 +247,7 @@ fn print_page(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
     writeln!(
         out,
         "{}",
-        page_told(costs.page, alone, [costs.quiet.exception(), costs.path(), costs.zeroing])
+        describe_page(costs.page, alone, [costs.quiet.exception(), costs.path(), costs.zeroing])
     )?;
     if costs.shadowed() {
         writeln!(
@@ -296,7 +296,7 @@ fn disagrees(expected: u64, run: Run) -> Option<String> {
 }
 
 /// Describes the cost of a zeroed page, of a first touch `alone`, and its parts: nanoseconds each.
-fn page_told(page: f64, alone: f64, parts: [f64; 3]) -> String {
+fn describe_page(page: f64, alone: f64, parts: [f64; 3]) -> String {
     let [page, alone] = [page, alone].map(|ns| ns / 1e3);
     let [exception, path, zeroing] = parts.map(|ns| ns / 1e3);
     let parts = format!("exception {exception:.2}, kernel path {path:.2}, zeroing {zeroing:.2}");
@@ -342,13 +342,13 @@ mod tests {
     #[test]
     fn page_cheaper_than_its_parts_is_reported_as_uncertain() {
         let parts = [1000.0, 500.0, 500.0];
-        let told = page_told(2500.0, 2000.0, parts);
+        let text = describe_page(2500.0, 2000.0, parts);
         assert!(
-            told.contains("costs 2.50 µs here: exception 1.00, kernel path 0.50, zeroing 0.50")
+            text.contains("costs 2.50 µs here: exception 1.00, kernel path 0.50, zeroing 0.50")
         );
-        assert!(told.ends_with("cold caches and unmapping 0.50."), "{told}");
-        let told = page_told(500.0, 2000.0, parts);
-        assert!(told.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{told}");
+        assert!(text.ends_with("cold caches and unmapping 0.50."), "{text}");
+        let text = describe_page(500.0, 2000.0, parts);
+        assert!(text.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{text}");
     }
 
     /// Returns a run with this kernel time, in seconds.
@@ -390,10 +390,10 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let (none, kernel) = ("No setting of today's Linux", "prefault by the kernel: no setting");
-        let told = printed(&answer);
-        assert!(told.contains(kernel) && !told.contains(none), "{told}");
+        let text = printed(&answer);
+        assert!(text.contains(kernel) && !text.contains(none), "{text}");
         answer.items.clear();
-        let told = printed(&answer);
-        assert!(told.contains(kernel) && told.contains(none), "{told}");
+        let text = printed(&answer);
+        assert!(text.contains(kernel) && text.contains(none), "{text}");
     }
 }

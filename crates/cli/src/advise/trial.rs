@@ -72,7 +72,7 @@ fn cells(result: &Compared<'_>) -> [String; 6] {
     let saved = saving.middle;
     [
         (*name).to_owned(),
-        predicted.map_or("-".into(), |told| format!("{told:.3} s")),
+        predicted.map_or("-".into(), |predicted| format!("{predicted:.3} s")),
         format!("{}{saved:.3} s", if result.is_sure() { "" } else { "~" }),
         saving
             .interval
@@ -116,9 +116,10 @@ fn print_remarks(
     let sure: Vec<(f64, f64)> =
         sure.filter_map(|result| Some((result.predicted?, result.saving.middle))).collect();
     let off: Vec<f64> =
-        sure.iter().map(|(told, saved)| (told - saved).abs() / saved.abs()).collect();
+        sure.iter().map(|(predicted, saved)| (predicted - saved).abs() / saved.abs()).collect();
     if let Some(median) = median(&off) {
-        let right = sure.iter().filter(|(told, saved)| (*told < 0.0) == (*saved < 0.0)).count();
+        let right =
+            sure.iter().filter(|(predicted, saved)| (*predicted < 0.0) == (*saved < 0.0)).count();
         let (beyond, error) = (off.len(), 100.0 * median);
         writeln!(
             out,

@@ -14,7 +14,7 @@ use crate::set::SetArgs;
 use faultless_analysis::calibrate::fit::Fitted;
 use faultless_analysis::calibrate::profile::REMARKS;
 use faultless_analysis::calibrate::{MEASURE_STEPS, Measurements, Scope, measure};
-use faultless_analysis::settings::{Settings, ahead_of_policies};
+use faultless_analysis::settings::{Settings, regime_of_policies};
 use faultless_virtual::Profile;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     };
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);
-    let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
+    let settings = Settings::new(&args.set.set).with_regime(regime_of_policies(&args.set.set));
 
     let checked = given.is_some() || args.check;
     let profile = match given {

@@ -253,7 +253,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
     host.figures(noise(&reports), &mut json)?;
     for (name, report) in programs(&reports) {
         let source = screen.recordings.iter().find(|source| source.name == name);
-        source.map_or(Ok(()), |source| replay::tell_report(source, report, &mut json))?;
+        source.map_or(Ok(()), |source| replay::print_report(source, report, &mut json))?;
     }
     let tables = screen.run(&choice, &mut json, &progress, &mut failures)?;
     drop(progress);
@@ -305,7 +305,7 @@ fn named(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
             workloads.push(name.as_str());
             continue;
         }
-        recordings.push(match Origin::find_told(Path::new(bare)) {
+        recordings.push(match Origin::find_with_note(Path::new(bare)) {
             Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
             Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?)),
             None => return Err(unknown(name)),
@@ -352,7 +352,7 @@ struct Tables {
 impl<'a> Screen<'a> {
     fn new(args: &'a CompareArgs, subjects: &[Subject], scale: &Scale) -> Result<Self, CliError> {
         let mut recordings = Vec::new();
-        for subject in subjects.iter().filter(|subject| subject.topic == Topic::Ahead) {
+        for subject in subjects.iter().filter(|subject| subject.topic == Topic::Prefault) {
             recordings.extend(subject.source().transpose()?);
         }
         let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));

@@ -53,7 +53,7 @@ pub fn print(
     writeln!(
         out,
         "\nReal programs: faults and calls replayed on this machine, prefault {}, ms, median of {repetitions}",
-        first.columns[0].settings().map_or_else(String::new, |settings| settings.ahead.name()),
+        first.columns[0].settings().map_or_else(String::new, |settings| settings.regime.name()),
     )?;
     let mut head = ["program", "faults"].map(str::to_owned).to_vec();
     head.extend(first.columns.iter().map(|column| policy(column).to_owned()));

@@ -10,14 +10,14 @@ use faultless_analysis::columns::{Column, Measure, Report, Topic};
 use faultless_analysis::compare::Choice;
 use faultless_analysis::number::{grouped, scaled};
 use faultless_analysis::replay::Effect;
-use faultless_analysis::settings::Ahead;
+use faultless_analysis::settings::Regime;
 use std::io::Write;
 
 /// The selected column of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     Policy(Locking),
-    Regime(Ahead),
+    Regime(Regime),
     Linux,
 }
 
@@ -26,7 +26,7 @@ impl Which {
     fn name(self, linux: &str) -> String {
         match self {
             Self::Policy(locking) => locking.name().to_owned(),
-            Self::Regime(ahead) => ahead.name(),
+            Self::Regime(regime) => regime.name(),
             Self::Linux => linux.to_owned(),
         }
     }
@@ -35,7 +35,7 @@ impl Which {
     fn of(self, report: &Report) -> Option<&Column> {
         let is = |column: &&Column| match (self, column.settings()) {
             (Self::Policy(locking), Some(settings)) => settings.locking == locking,
-            (Self::Regime(ahead), Some(settings)) => settings.ahead == ahead,
+            (Self::Regime(regime), Some(settings)) => settings.regime == regime,
             (which, settings) => which == Self::Linux && settings.is_none(),
         };
         report.columns.iter().rev().find(is)
@@ -62,12 +62,12 @@ pub fn print(
     style: Style,
 ) -> Result<(), CliError> {
     let about = |topic| all.iter().filter(move |(_, report)| report.topic == topic).collect();
-    let (locking, ahead): (Vec<_>, Vec<_>) = (about(Topic::Locking), about(Topic::Ahead));
+    let (locking, prefault): (Vec<_>, Vec<_>) = (about(Topic::Locking), about(Topic::Prefault));
     if !locking.is_empty() {
         locking_summary(out, &locking, &choice.policies, style)?;
     }
-    if !ahead.is_empty() {
-        ahead_summary(out, &ahead, choice, style)?;
+    if !prefault.is_empty() {
+        prefault_summary(out, &prefault, choice, style)?;
     }
     Ok(())
 }
@@ -97,19 +97,19 @@ fn locking_summary(
     Ok(())
 }
 
-fn ahead_summary(
+fn prefault_summary(
     out: &mut dyn Write,
     reports: &Reports<'_>,
     choice: &Choice,
     style: Style,
 ) -> Result<(), CliError> {
-    let regimes: Vec<_> = choice.regimes.iter().map(|ahead| Which::Regime(*ahead)).collect();
+    let regimes: Vec<_> = choice.regimes.iter().map(|regime| Which::Regime(*regime)).collect();
     let Some((&off, later)) = regimes.split_first() else { return Ok(()) };
     let pairs: Vec<_> = later.iter().map(|regime| (*regime, off)).collect();
     writeln!(out, "\nSummary: prefault (locking={})", choice.settings.locking.name())?;
     gains(out, reports, pairs.last().copied(), style)?;
     rates(out, reports, &regimes, &pairs, None, style)?;
-    let pool = choice.regimes.last().map_or(0, |ahead| ahead.pool);
+    let pool = choice.regimes.last().map_or(0, |regime| regime.pool);
     if pool > 0 {
         writeln!(
             out,
@@ -187,15 +187,15 @@ fn rates(
 fn effects(
     out: &mut dyn Write,
     reports: &Reports<'_>,
-    regimes: &[Ahead],
+    regimes: &[Regime],
     style: Style,
 ) -> Result<(), CliError> {
     // Pre-zeroed frames change no count.
     let orders: Vec<_> =
-        regimes.iter().filter(|ahead| ahead.order > 0 && ahead.pool == 0).collect();
-    let effect = |report: &Report, ahead: &Ahead| Which::Regime(*ahead).of(report)?.effect;
+        regimes.iter().filter(|regime| regime.order > 0 && regime.pool == 0).collect();
+    let effect = |report: &Report, regime: &Regime| Which::Regime(*regime).of(report)?.effect;
     let of = |(name, report): &&(String, Report)| -> Option<(String, Vec<Effect>)> {
-        let effects: Option<Vec<_>> = orders.iter().map(|ahead| effect(report, ahead)).collect();
+        let effects: Option<Vec<_>> = orders.iter().map(|regime| effect(report, regime)).collect();
         effects.filter(|effects| !effects.is_empty()).map(|effects| (name.clone(), effects))
     };
     let rows: Vec<_> = reports.iter().filter_map(of).collect();
@@ -204,7 +204,7 @@ fn effects(
     }
     let mut head = vec!["of a recording".to_owned(), "first\ntouches".to_owned()];
     for share in Share::ALL {
-        head.extend(orders.iter().map(|ahead| format!("{},\n{}", share.head, ahead.name())));
+        head.extend(orders.iter().map(|regime| format!("{},\n{}", share.head, regime.name())));
     }
     let mut table = table::numbers(&head, style);
     for (name, effects) in &rows {

@@ -89,7 +89,7 @@ fn verdict(rows: &Rows) -> String {
         let by_ratio = |one: &&Change, other: &&Change| one.ratio.total_cmp(&other.ratio);
         match (changes.iter().min_by(by_ratio), changes.iter().max_by(by_ratio)) {
             (Some(least), Some(most)) => {
-                format!("; {name} {}", words::range(told(least), told(most)))
+                format!("; {name} {}", words::range(percentage(least), percentage(most)))
             }
             // No count was large enough.
             _ => String::new(),
@@ -148,7 +148,7 @@ pub fn plot(rows: &Rows, page: &mut Page) -> Result<(), CliError> {
 }
 
 /// Returns the text in a table.
-fn told(change: &Change) -> String {
+fn percentage(change: &Change) -> String {
     let mark = if change.by_chance { "~" } else { "" };
     format!("{mark}{:+.1} %", 100.0 * (change.ratio - 1.0))
 }
@@ -162,7 +162,7 @@ fn cell(figure: &Figure, runs: &Runs) -> String {
         value => format!("{value:.1}"),
     };
     match figure.change(runs) {
-        Some(change) => format!("{} {}", text(off), told(&change)),
+        Some(change) => format!("{} {}", text(off), percentage(&change)),
         None if on == off => text(off),
         None => format!("{} -> {}", text(off), text(on)),
     }

@@ -71,10 +71,10 @@ mod tests {
 
     #[test]
     fn ratios_are_described_in_words() {
-        let told = [0.5, 0.955, 0.995, 1.25, 3.12, 43.2].map(|ratio| amount(ratio, "time"));
+        let described = [0.5, 0.955, 0.995, 1.25, 3.12, 43.2].map(|ratio| amount(ratio, "time"));
         let words =
             ["50 % less", "4.5 % less", "the same", "25 % more", "3.1 times the", "43 times the"];
-        assert_eq!(told, words.map(|words| format!("{words} time")));
+        assert_eq!(described, words.map(|words| format!("{words} time")));
         assert_eq!(fewer([0.5, 0.8].into_iter(), "lines"), "20 % to 50 % fewer lines");
         assert_eq!(fewer([0.5, 0.5].into_iter(), "lines"), "50 % fewer lines");
         assert_eq!(fewer([0.0002, 0.021].into_iter(), "lines"), "98 % to 99.9 % fewer lines");

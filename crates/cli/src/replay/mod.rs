@@ -2,9 +2,9 @@
 //! simulated TLBs.
 
 mod addresses;
+mod fidelity;
 mod page;
 pub mod source;
-mod told;
 
 use crate::compare::programs;
 use crate::error::CliError;
@@ -20,16 +20,16 @@ use crate::set::SetArgs;
 use faultless_analysis::columns::{Column, Report, Topic};
 use faultless_analysis::number::{grouped, plural};
 use faultless_analysis::replay::{Effect, Fidelity, Replayed, Source, once, prefault};
-use faultless_analysis::settings::{Settings, ahead_of_policies, policies};
+use faultless_analysis::settings::{Settings, policies, regime_of_policies};
 use faultless_analysis::turns::Turns;
 use faultless_analysis::{Figures, Number, Observer, run};
 use faultless_native::Native;
 use faultless_trace::Header;
+pub use fidelity::print_report;
 use source::Input;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-pub use told::tell_report;
 
 /// Replays of each policy with `--policies`, the same number as in `compare`.
 const TURNS: Turns = Turns::PROGRAMS;
@@ -104,15 +104,15 @@ fn under_policies(
     json: &mut Json,
 ) -> Result<String, CliError> {
     let settings = Settings::new(&args.set.set);
-    let ahead = ahead_of_policies(&args.set.set);
+    let regime = regime_of_policies(&args.set.set);
     let columns: Vec<_> = policies(&args.set.set)
         .into_iter()
         .map(|locking| {
-            let settings = settings.with_locking(locking).with_ahead(ahead);
+            let settings = settings.with_locking(locking).with_regime(regime);
             Column::new(locking.name(), source.context(&settings), Some(settings))
         })
         .collect();
-    let title = format!("replay:{}, prefault {}", source.name, ahead.name());
+    let title = format!("replay:{}, prefault {}", source.name, regime.name());
     let (unit, topic) = ("operations", Topic::Locking);
     let mut report = Report { title, unit, topic, columns };
     let progress = Progress::new((TURNS.most * report.columns.len()) as u64);
@@ -131,10 +131,10 @@ fn under_policies(
     programs::print(&mut text, &[(&source.name, &report)], style)?;
     out.write_all(&text)?;
     report.figures(json)?;
-    if let Some((fidelity, _)) = told::fidelity(source, &report) {
+    if let Some((fidelity, _)) = fidelity::fidelity(source, &report) {
         writeln!(out, "recorded faults: {}, {}", grouped(fidelity.recorded), fidelity.remark())?;
     }
-    tell_report(source, &report, json)?;
+    print_report(source, &report, json)?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
@@ -154,21 +154,21 @@ fn under(
     let mut replayed = once(native, source, settings)?;
     progress.advance(1);
     let context = source.context(settings);
-    if settings.ahead.order > 0 {
+    if settings.regime.order > 0 {
         progress.begin("replays the recording with and without prefault");
     }
     // Counted in a separate replay, because examining the pages takes time.
-    let effects = match replayed.complete && settings.ahead.order > 0 {
-        true => prefault::effects(source, settings, &[settings.ahead])?.unwrap_or_default(),
+    let effects = match replayed.complete && settings.regime.order > 0 {
+        true => prefault::effects(source, settings, &[settings.regime])?.unwrap_or_default(),
         false => Vec::new(),
     };
     drop(progress);
     let faults_off = match effects.first() {
         Some(effect) => {
-            replayed.sample = effect.told(replayed.sample);
+            replayed.sample = effect.counted_in(replayed.sample);
             Some(effect.faults_off)
         }
-        None => Some(replayed.sample.faults).filter(|_| settings.ahead.order == 0),
+        None => Some(replayed.sample.faults).filter(|_| settings.regime.order == 0),
     };
     let fidelity = faults_off.filter(|_| replayed.complete);
     let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
@@ -188,7 +188,7 @@ fn under(
         json.write(&context, metric, "count", Number::Whole(count))?;
     }
     if let Some(fidelity) = fidelity {
-        told::tell(fidelity, &source.name, json, &context)?;
+        fidelity::print(fidelity, &source.name, json, &context)?;
     }
     Ok(text)
 }

@@ -11,7 +11,7 @@ use faultless_analysis::number::label;
 use faultless_analysis::replay::prefault::{gauged, in_turn};
 use faultless_analysis::replay::{Gauged, Source};
 use faultless_analysis::scale::{PROFILE, Ran, Subject};
-use faultless_analysis::settings::{Ahead, Settings};
+use faultless_analysis::settings::{Regime, Settings};
 use faultless_trace::bound::Took;
 use faultless_trace::plan::{Op, Plan};
 use faultless_virtual::rates::Operation;
@@ -38,17 +38,17 @@ impl Compared {
     /// Replays under `settings`, and with prefault off. If prefault is off in `settings`, the
     /// default order is used. Returns `None` if the user interrupted the replays.
     fn of(source: &Arc<Source>, settings: &Settings) -> Result<Option<Self>, CliError> {
-        let ahead = match settings.ahead {
-            Ahead { order: 0, pool } => {
-                Ahead { order: Knobs::default().prefault_max_order(), pool }
+        let regime = match settings.regime {
+            Regime { order: 0, pool } => {
+                Regime { order: Knobs::default().prefault_max_order(), pool }
             }
-            ahead => ahead,
+            regime => regime,
         };
         let plan = in_turn(source)?;
-        let settings = [Ahead::OFF, ahead].map(|ahead| settings.with_ahead(ahead));
+        let settings = [Regime::OFF, regime].map(|regime| settings.with_regime(regime));
         let off = gauged(source, &plan, &settings[0])?;
         let on = gauged(source, &plan, &settings[1])?;
-        let names = ["prefault off".to_owned(), format!("prefault up to {}", ahead.name())];
+        let names = ["prefault off".to_owned(), format!("prefault up to {}", regime.name())];
         let complete = off.replayed.complete && on.replayed.complete;
         Ok(complete.then_some(Self { plan, off, on, settings, names }))
     }

@@ -30,7 +30,7 @@ impl Origin {
     }
 
     /// Behaves like [`find`](Self::find), and informs the user of an ignored file of the same name.
-    pub fn find_told(from: &Path) -> Option<Self> {
+    pub fn find_with_note(from: &Path) -> Option<Self> {
         let found = Self::find(from);
         if matches!(found, Some(Self::Shipped(_))) && from.exists() {
             let name = from.display();
@@ -52,7 +52,7 @@ pub enum Input {
 /// Opens the input named `from`: a bundled recording or trace, or a file.
 pub fn open(from: &Path) -> Result<Input, CliError> {
     let recording = |source| Input::Recording(Box::new(source));
-    match Origin::find_told(from) {
+    match Origin::find_with_note(from) {
         Some(Origin::Shipped(shipped)) => Ok(recording(Source::shipped(shipped)?)),
         Some(Origin::File(file)) => {
             let opened = {

@@ -59,7 +59,7 @@ pub fn print(report: &Report, out: &mut dyn Write, style: Style) -> Result<(), C
     ];
     // If each touched page is a fault, both rates are the same.
     let rates = match report.topic {
-        Topic::Ahead => &rates[1..],
+        Topic::Prefault => &rates[1..],
         Topic::Locking if report.unit == "pages" => &rates[..1],
         Topic::Locking => &rates[..],
     };
@@ -76,7 +76,7 @@ pub fn print(report: &Report, out: &mut dyn Write, style: Style) -> Result<(), C
         table::row(&mut table, std::iter::once(name).chain(done.iter().map(spread)));
     }
     let samples: Vec<_> = done.iter().map(|(_, sample)| *sample).collect();
-    if report.topic == Topic::Ahead {
+    if report.topic == Topic::Prefault {
         let fewer = |sample: &&Sample| {
             let fewer = samples[0].faults_each() / sample.faults_each();
             if fewer.is_finite() { format!("{fewer:.1}x") } else { "-".to_owned() }
@@ -146,8 +146,8 @@ mod tests {
         assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
         let faster = column("faster", [310, 320, 330]);
         assert!(report.differ(&faster, &report.columns[0]));
-        let told = shown_gain(&report, &faster, &report.columns[0]);
-        assert_eq!(told.as_deref(), Some("1.60x"));
+        let gain = shown_gain(&report, &faster, &report.columns[0]);
+        assert_eq!(gain.as_deref(), Some("1.60x"));
         let mut once = faster;
         once.samples.truncate(1);
         assert!(!report.differ(&once, &report.columns[0]), "one repetition tells nothing");

@@ -74,7 +74,7 @@ const LOCKING: [(&str, &[Counter]); 5] = [
 ];
 
 /// The counters of prefault and of pre-zeroed frames.
-const AHEAD: [(&str, &[Counter]); 1] = [(
+const PREFAULT: [(&str, &[Counter]); 1] = [(
     "",
     &[
         Counter::Faults,
@@ -91,7 +91,7 @@ const AHEAD: [(&str, &[Counter]); 1] = [(
 pub fn counters(table: &mut Table, topic: Topic, columns: &[&Sample]) {
     let groups = match topic {
         Topic::Locking => &LOCKING[..],
-        Topic::Ahead => &AHEAD[..],
+        Topic::Prefault => &PREFAULT[..],
     };
     for (group, counters) in groups {
         for &counter in *counters {

@@ -22,7 +22,7 @@ use clap::ArgGroup;
 use counts::Counts;
 use faultless::{Locking, MAX_CPUS};
 use faultless_analysis::scale::{self, PROFILE, Plan, Scaled, Subject, sizes};
-use faultless_analysis::settings::{Settings, ahead_of_policies, policies};
+use faultless_analysis::settings::{Settings, policies, regime_of_policies};
 use faultless_analysis::suggest;
 use faultless_trace::recordings;
 use faultless_virtual::Profile;
@@ -126,7 +126,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);
-    let settings = Settings::new(&args.set.set).with_ahead(ahead_of_policies(&args.set.set));
+    let settings = Settings::new(&args.set.set).with_regime(regime_of_policies(&args.set.set));
 
     let progress = Progress::new((policies.len() * counts.0.len()) as u64);
     let mut failures = Vec::new();

@@ -60,7 +60,7 @@ pub fn phases(ours: &[Figure], linux: &[Figure]) -> Vec<Phase> {
 }
 
 /// Returns the phases side by side, and the number that miss their target.
-pub fn tell(phases: &[Phase], linux: &str, style: Style) -> (String, usize) {
+pub fn render(phases: &[Phase], linux: &str, style: Style) -> (String, usize) {
     let head = [
         "phase",
         "operations",

@@ -9,11 +9,11 @@
 //! are also measured on a Linux booted without mitigations and memory cgroups. Each Linux reports
 //! its work that the bare kernel does not do ([`facts`]).
 
-mod ahead;
 mod counts;
 mod facts;
 mod figures;
 mod parts;
+mod prefault;
 
 use crate::error::CliError;
 use crate::interrupt;
@@ -22,7 +22,7 @@ use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, Style, table};
 use crate::set::SetArgs;
 use faultless_analysis::number::plural;
-use faultless_analysis::settings::{Ahead, Assignment, Settings, regimes};
+use faultless_analysis::settings::{Assignment, Regime, Settings, regimes};
 use faultless_analysis::{Context, Number, Observer};
 use faultless_boot::linux::{LinuxMachine, Stock};
 use faultless_boot::{Clock, Disk, End, Guest, Limits, Machine, Program, Streams, guest};
@@ -120,7 +120,7 @@ struct Job {
     program: Guest,
     cpus: u16,
     /// The prefault settings; off on Linux.
-    ahead: Ahead,
+    regime: Regime,
     part: Part,
     /// The number of the boot among its repetitions, from 0.
     run: u16,
@@ -131,7 +131,7 @@ struct Done {
     side: Side,
     program: &'static str,
     cpus: u16,
-    ahead: Ahead,
+    regime: Regime,
     part: Part,
     /// The arguments of the program.
     args: Vec<String>,
@@ -153,16 +153,16 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let (mut out, style) = report::output(&args.json);
 
     let job = |side, program, cpus| {
-        let (ahead, part) = (Ahead::OFF, Part::Plain);
-        Job { side, program, cpus, ahead, part, run: 0 }
+        let (regime, part) = (Regime::OFF, Part::Plain);
+        Job { side, program, cpus, regime, part, run: 0 }
     };
     let mut jobs: VecDeque<_> = Side::ALL.map(|side| job(side, rows, 1)).into();
     for &cpus in &args.cpus {
         jobs.extend([Side::Ours, Side::LINUX].map(|side| job(side, counts, cpus)));
     }
     let regimes = regimes(&args.set.set, POOL);
-    let later = regimes.iter().filter(|ahead| **ahead != Ahead::OFF);
-    jobs.extend(later.map(|&ahead| Job { ahead, ..job(Side::Ours, rows, 1) }));
+    let later = regimes.iter().filter(|regime| **regime != Regime::OFF);
+    jobs.extend(later.map(|&regime| Job { regime, ..job(Side::Ours, rows, 1) }));
     let of_part = |side, part: Part| {
         let runs = if part.varies() { args.runs } else { 1 };
         (0..runs).map(move |run| Job { part, run, ..job(side, reclaim, 1) })
@@ -182,14 +182,14 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     let done = boot_all(jobs, args, &stock, &progress);
     drop(progress);
 
-    let mut rows = tell_rows(&mut *out, &done, &stock, style)?;
-    ahead::tell(&mut *out, &done, &regimes, &stock, style)?;
+    let mut rows = print_rows(&mut *out, &done, &stock, style)?;
+    prefault::print(&mut *out, &done, &regimes, &stock, style)?;
     for part in Part::MORE {
-        rows += part.tell(&mut *out, &done, &stock, style)?;
+        rows += part.print(&mut *out, &done, &stock, style)?;
     }
     let mut phases = 0;
     for &cpus in &args.cpus {
-        phases += tell_counts(&mut *out, &done, cpus, &stock, style)?;
+        phases += print_counts(&mut *out, &done, cpus, &stock, style)?;
     }
     let any =
         |program: &str| done.iter().any(|done| done.program == program && !done.figures.is_empty());
@@ -260,9 +260,9 @@ fn boot_all(
                 Side::Linux(LinuxRun::Reduced) => "Linux with less work",
             };
             let (name, cpus) = (job.program.name, plural(job.cpus.into(), "CPU"));
-            progress.begin(&match (job.side, job.ahead) {
-                (Side::Ours, ahead) => {
-                    format!("{name} on {side}, {cpus}, {}", ahead.name())
+            progress.begin(&match (job.side, job.regime) {
+                (Side::Ours, regime) => {
+                    format!("{name} on {side}, {cpus}, {}", regime.name())
                 }
                 _ => format!("{name} on {side}, {cpus}"),
             });
@@ -343,16 +343,16 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     };
     let trouble = trouble.or(silent).map(name);
     let (set, args) = (job.set(args), job.args());
-    let &Job { side, cpus, ahead, part, run, program: Guest { name: program, .. } } = job;
-    Done { side, program, cpus, ahead, part, args, set, figures, facts, run, trouble }
+    let &Job { side, cpus, regime, part, run, program: Guest { name: program, .. } } = job;
+    Done { side, program, cpus, regime, part, args, set, figures, facts, run, trouble }
 }
 
 impl Job {
     /// Returns the program's arguments. With prefault the program measures only the rows affected
     /// by prefault.
     fn args(&self) -> Vec<String> {
-        let only = (self.ahead != Ahead::OFF).then(|| format!("row={}", ahead::ROWS[0]));
-        let rest = (self.ahead.pool > 0).then(|| format!("rest={REST}"));
+        let only = (self.regime != Regime::OFF).then(|| format!("row={}", prefault::ROWS[0]));
+        let rest = (self.regime.pool > 0).then(|| format!("rest={REST}"));
         let facts =
             (self.program.name == "rows" && self.side != Side::Ours).then(|| "facts".to_owned());
         only.into_iter().chain(rest).chain(self.part.args(self.side)).chain(facts).collect()
@@ -361,9 +361,9 @@ impl Job {
     /// Returns the knobs of the bare machine: the user's, followed by those of the job.
     fn set(&self, args: &VersusArgs) -> Vec<String> {
         let mut set: Vec<_> = args.set.set.iter().map(|set| set.text().to_owned()).collect();
-        set.push(format!("prefault_max_order={}", self.ahead.order));
-        if self.ahead.pool > 0 {
-            set.push(format!("zeroed_pool={}", self.ahead.pool));
+        set.push(format!("prefault_max_order={}", self.regime.order));
+        if self.regime.pool > 0 {
+            set.push(format!("zeroed_pool={}", self.regime.pool));
         }
         set
     }
@@ -378,9 +378,10 @@ impl Job {
 }
 
 /// Returns the figures of a program on a side.
-fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) -> &'a [Figure] {
-    let wanted = (side, program, cpus, ahead, Part::Plain);
-    let same = |done: &&Done| (done.side, done.program, done.cpus, done.ahead, done.part) == wanted;
+fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, regime: Regime) -> &'a [Figure] {
+    let wanted = (side, program, cpus, regime, Part::Plain);
+    let same =
+        |done: &&Done| (done.side, done.program, done.cpus, done.regime, done.part) == wanted;
     done.iter().find(same).map_or(&[], |done| &done.figures)
 }
 
@@ -388,7 +389,7 @@ fn of<'a>(done: &'a [Done], side: Side, program: &str, cpus: u16, ahead: Ahead) 
 fn pairs_of(done: &[Done], part: Part) -> Vec<Pair> {
     let runs = Side::ALL.map(|side| {
         let same = |done: &&Done| {
-            let rows = done.program != "counts" && done.ahead == Ahead::OFF;
+            let rows = done.program != "counts" && done.regime == Regime::OFF;
             rows && done.part == part && done.side == side
         };
         done.iter().filter(same).map(|done| &done.figures[..]).collect::<Vec<_>>()
@@ -416,7 +417,7 @@ fn table_of(pairs: &[Pair], stock: &Stock, style: Style) -> (String, usize) {
 }
 
 /// Prints the cost of faults and calls. Returns the number of rows that miss their target.
-fn tell_rows(
+fn print_rows(
     out: &mut dyn Write,
     done: &[Done],
     stock: &Stock,
@@ -436,7 +437,7 @@ fn tell_rows(
 }
 
 /// Prints the counts of several CPUs. Returns the number of phases that miss their target.
-fn tell_counts(
+fn print_counts(
     out: &mut dyn Write,
     done: &[Done],
     cpus: u16,
@@ -444,12 +445,12 @@ fn tell_counts(
     style: Style,
 ) -> Result<usize, CliError> {
     let [ours, linux] =
-        [Side::Ours, Side::LINUX].map(|side| of(done, side, "counts", cpus, Ahead::OFF));
+        [Side::Ours, Side::LINUX].map(|side| of(done, side, "counts", cpus, Regime::OFF));
     let phases = counts::phases(ours, linux);
     if phases.is_empty() {
         return Ok(0);
     }
-    let (table, missed) = counts::tell(&phases, &stock.name, style);
+    let (table, missed) = counts::render(&phases, &stock.name, style);
     writeln!(out, "{cpus} CPUs, taking turns")?;
     writeln!(out, "{table}\n")?;
     Ok(missed)

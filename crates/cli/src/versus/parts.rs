@@ -130,7 +130,7 @@ impl Part {
     }
 
     /// Prints the measurements. Returns the number of rows that miss their target.
-    pub fn tell(
+    pub fn print(
         self,
         out: &mut dyn Write,
         done: &[Done],
@@ -164,10 +164,10 @@ pub fn image(directory: &TempDir) -> PathBuf {
 mod tests {
     use super::super::figures;
     use super::*;
-    use faultless_analysis::settings::Ahead;
+    use faultless_analysis::settings::Regime;
 
     /// Returns the output and the number of missed targets, with a kernel given as a file.
-    fn told(done: &[Done]) -> (String, usize) {
+    fn printed(done: &[Done]) -> (String, usize) {
         let directory = tempfile::tempdir().expect("a directory");
         let kernel = directory.path().join("vmlinuz-6.12.1");
         let mut bytes = vec![0; 0x206];
@@ -176,19 +176,19 @@ mod tests {
         let stock = Stock::file(&kernel).expect("a kernel");
         let mut out = Vec::new();
         let missed = Part::Disk
-            .tell(&mut out, done, &stock, Style { terminal: false, width: 100 })
+            .print(&mut out, done, &stock, Style { terminal: false, width: 100 })
             .expect("memory takes it");
         (String::from_utf8(out).expect("text"), missed)
     }
 
     #[test]
     fn kernel_without_disk_drivers_skips_disk_rows() {
-        assert_eq!(told(&[]), (String::new(), 0), "a row that nobody measured");
+        assert_eq!(printed(&[]), (String::new(), 0), "a row that nobody measured");
         let done = Done {
             side: Side::Ours,
             program: "reclaim",
             cpus: 1,
-            ahead: Ahead::OFF,
+            regime: Regime::OFF,
             part: Part::Disk,
             args: Vec::new(),
             set: Vec::new(),
@@ -197,7 +197,7 @@ mod tests {
             run: 0,
             trouble: None,
         };
-        let (text, missed) = told(&[done]);
+        let (text, missed) = printed(&[done]);
         assert!(text.contains("16,500") && text.contains("not measured on it"), "{text}");
         assert_eq!(missed, 0);
     }

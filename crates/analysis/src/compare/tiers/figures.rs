@@ -237,13 +237,13 @@ mod tests {
 
     #[test]
     fn percentiles_need_a_slower_allocation() {
-        let told = |allocations: usize| {
+        let percentiles = |allocations: usize| {
             let mut runs = runs(&[1.0], &[1.0]);
             runs.off[0].allocations = (1..=allocations).map(|it| it as f64).collect();
             [P99, P999].map(|figure| figure.of(&runs.off[0]))
         };
-        assert_eq!(told(99), [None, None]);
-        assert_eq!(told(100), [Some(100.0), None]);
-        assert_eq!(told(1000), [Some(991.0), Some(1000.0)]);
+        assert_eq!(percentiles(99), [None, None]);
+        assert_eq!(percentiles(100), [Some(100.0), None]);
+        assert_eq!(percentiles(1000), [Some(991.0), Some(1000.0)]);
     }
 }

@@ -16,7 +16,7 @@ const BASE: u64 = (1 << 40) - 8 * PAGE;
 fn no_recording_saves_more_faults_than_the_bound() {
     for recording in recordings::all() {
         let source = Source::shipped(recording).unwrap();
-        let regimes = [1, 3, 5, 9].map(|order| Ahead { order, pool: 0 });
+        let regimes = [1, 3, 5, 9].map(|order| Regime { order, pool: 0 });
         let effects = effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap();
         for (at, effect) in effects.iter().enumerate() {
             let name = recording.name;
@@ -34,7 +34,7 @@ fn no_recording_saves_more_faults_than_the_bound() {
 #[test]
 fn prefault_saves_faults_of_a_recording() {
     let source = Source::shipped(recordings::find("sort").unwrap()).unwrap();
-    let regimes = [3, 5].map(|order| Ahead { order, pool: 0 });
+    let regimes = [3, 5].map(|order| Regime { order, pool: 0 });
     let effects = effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap();
     for effect in &effects {
         assert!(effect.saved * 2 > effect.touches, "{effect:?}");
@@ -48,7 +48,7 @@ fn prefault_saves_faults_of_a_recording() {
 #[test]
 fn effects_on_many_processes_are_reproducible() {
     let source = Source::shipped(recordings::find("redis").unwrap()).unwrap();
-    let regimes = [Ahead { order: 5, pool: 0 }];
+    let regimes = [Regime { order: 5, pool: 0 }];
     let [first, again] =
         [(); 2].map(|()| effects(&source, &Settings::new(&[]), &regimes).unwrap().unwrap());
     assert_eq!(first, again);

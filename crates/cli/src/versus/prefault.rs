@@ -4,7 +4,7 @@ use super::figures::{Figure, show};
 use super::{Done, Side, of};
 use crate::error::CliError;
 use crate::report::{Style, table};
-use faultless_analysis::settings::Ahead;
+use faultless_analysis::settings::Regime;
 use faultless_boot::linux::Stock;
 use std::io::Write;
 
@@ -12,15 +12,15 @@ use std::io::Write;
 pub const ROWS: [&str; 3] = ["anon_write_fault", "anon_munmap_page", "anon_mmap_touch_munmap_page"];
 
 /// Prints the figures, with a column for each regime and its ratio to the first.
-pub fn tell(
+pub fn print(
     out: &mut dyn Write,
     done: &[Done],
-    regimes: &[Ahead],
+    regimes: &[Regime],
     stock: &Stock,
     style: Style,
 ) -> Result<(), CliError> {
-    let linux = of(done, Side::LINUX, "rows", 1, Ahead::OFF);
-    let ours = |ahead: &Ahead| of(done, Side::Ours, "rows", 1, *ahead);
+    let linux = of(done, Side::LINUX, "rows", 1, Regime::OFF);
+    let ours = |regime: &Regime| of(done, Side::Ours, "rows", 1, *regime);
     let columns: Vec<_> = regimes.iter().map(ours).collect();
     let known = |name: &str| columns.iter().skip(1).any(|figures| value(figures, name).is_some());
     // Without a figure with prefault, the rows contain all results.
@@ -28,7 +28,7 @@ pub fn tell(
         return Ok(());
     }
     let mut head = vec!["instructions per page".to_owned()];
-    head.extend(regimes.iter().map(|ahead| ahead.name()));
+    head.extend(regimes.iter().map(|regime| regime.name()));
     head.push(stock.name.clone());
     let mut table = table::numbers(&head, style);
     for name in ROWS {
@@ -50,7 +50,7 @@ pub fn tell(
         out,
         "Zeroed: the machine was idle before each pass, and filled a pool of {} frames. Prefault saves exceptions; their hardware \
          cost is\nnot counted as instructions, so these figures do not show it.\n",
-        regimes.last().map_or(0, |ahead| ahead.pool)
+        regimes.last().map_or(0, |regime| regime.pool)
     )?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The agreement of a replay's faults with the recorded faults, as told to the user.
+//! The agreement of a replay's faults with the recorded faults, as printed.
 
 use crate::error::CliError;
 use crate::report::json::Json;
@@ -11,19 +11,19 @@ use faultless_analysis::replay::{Fidelity, Source};
 /// `source`, if its prefault is off.
 pub fn fidelity<'r>(source: &Source, report: &'r Report) -> Option<(Fidelity, &'r Context)> {
     let first = report.columns.first()?;
-    first.settings().filter(|settings| settings.ahead.order == 0)?;
+    first.settings().filter(|settings| settings.regime.order == 0)?;
     Some((Fidelity::new(&source.trace, first.median()?.faults), &first.context))
 }
 
 /// Reports whether the faults of `report`, a replay of `source`, match the recorded faults, with a
 /// warning if they do not.
-pub fn tell_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
-    let told = fidelity(source, report);
-    told.map_or(Ok(()), |(fidelity, context)| tell(fidelity, &source.name, json, context))
+pub fn print_report(source: &Source, report: &Report, json: &mut Json) -> Result<(), CliError> {
+    let found = fidelity(source, report);
+    found.map_or(Ok(()), |(fidelity, context)| print(fidelity, &source.name, json, context))
 }
 
 /// Reports whether the faults match the recorded faults, with a warning if they do not.
-pub fn tell(
+pub fn print(
     fidelity: Fidelity,
     name: &str,
     json: &mut Json,
