@@ -83,7 +83,7 @@ impl Kernel for Example {
 
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
         let code =
-            space.mmap(cpu, 0, PAGE_SIZE, Prot::RWX, flags).expect("one page of address space");
+            space.mmap(cpu, None, PAGE_SIZE, Prot::RWX, flags).expect("one page of address space");
         user::write_bytes(code, program()).expect("the page is mapped");
         // Far from the code, so that no mapping follows.
         let prot = Prot::READ | Prot::WRITE;

@@ -350,7 +350,7 @@ fn touched(
     let process = native.process()?;
     let other = native.process()?;
     let heap = |process: &Process<'_>| {
-        process.run(|cpu| Ok(cpu.mmap(0, 2 * PAGES * PAGE_SIZE, RW, PRIVATE)?))
+        process.run(|cpu| Ok(cpu.mmap(None, 2 * PAGES * PAGE_SIZE, RW, PRIVATE)?))
     };
     let (lower, upper) = (heap(&process)?, heap(&other)? + PAGES * PAGE_SIZE);
     let threads = if beside == Beside::Nobody { 1 } else { 2 };

@@ -233,7 +233,7 @@ pub fn count(kind: Kind, locking: Locking) -> Result<Vec<Written>, String> {
         map_file(&cpus[0], &space, kind)
     } else {
         let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private).map(|area| (area, area, None))
+        space.mmap(&cpus[0], None, 3 * TABLE_BYTES, rw, private).map(|area| (area, area, None))
     };
     let (area, mirror, file) = mapped.map_err(|error| error.to_string())?;
     let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
@@ -322,7 +322,7 @@ pub fn count_ahead(pooled: bool) -> Result<Vec<Written>, String> {
     }
     let space = Space::new(&cpus[0]).map_err(|error| error.to_string())?;
     let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-    let area = space.mmap(&cpus[0], 0, 3 * TABLE_BYTES, rw, private);
+    let area = space.mmap(&cpus[0], None, 3 * TABLE_BYTES, rw, private);
     let area = area.map_err(|error| error.to_string())?;
     let table = (area + TABLE_BYTES).next_multiple_of(TABLE_BYTES);
     let mut seen = Vec::new();
@@ -375,7 +375,7 @@ fn map_file(
     let map = |flags| {
         let backing = Backing { object: &object, first: 0, may_write: true };
         let rw = Prot::READ | Prot::WRITE;
-        space.mmap_object(cpu, 0, 3 * TABLE_BYTES, rw, flags | MapFlags::NORESERVE, backing)
+        space.mmap_object(cpu, None, 3 * TABLE_BYTES, rw, flags | MapFlags::NORESERVE, backing)
     };
     let (area, mirror) = (map(flags)?, map(MapFlags::SHARED)?);
     Ok((area, mirror, Some(object)))

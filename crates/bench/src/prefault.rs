@@ -254,7 +254,7 @@ fn lap(native: &Native, pattern: Pattern, order: u8) -> Result<Lap, String> {
         .run(|cpu| {
             let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
             let rw = Prot::READ | Prot::WRITE;
-            let area = cpu.mmap(0, pattern.area() * PAGE_SIZE, rw, flags)?;
+            let area = cpu.mmap(None, pattern.area() * PAGE_SIZE, rw, flags)?;
             let begin = processor_time();
             for at in 0..PAGES {
                 cpu.touch(area + pattern.page(at) * PAGE_SIZE, Access::Write)?;

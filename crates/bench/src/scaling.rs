@@ -270,7 +270,7 @@ impl Bench {
         let threads = churns.len();
         let process = self.native.process()?;
         let bytes = threads as u64 * PAGES * PAGE_SIZE;
-        let area = process.run(|cpu| Ok(cpu.mmap(0, bytes, RW, PRIVATE)?))?;
+        let area = process.run(|cpu| Ok(cpu.mmap(None, bytes, RW, PRIVATE)?))?;
         let course = course(threads, access == Access::Write);
         let laps = process.run_threads(threads, |cpu, number| {
             let part = area + number as u64 * PAGES * PAGE_SIZE;
@@ -406,7 +406,7 @@ fn read_small(locking: Locking, check: AnonVmaCheck, threads: usize) -> Result<T
     process.run_threads(threads, |cpu, _| {
         meet(&arrived, threads, || cpu.poll());
         for _ in 0..AREAS {
-            let area = cpu.mmap(0, AREA_PAGES * PAGE_SIZE, RW, PRIVATE)?;
+            let area = cpu.mmap(None, AREA_PAGES * PAGE_SIZE, RW, PRIVATE)?;
             for page in 0..AREA_PAGES {
                 cpu.touch(area + page * PAGE_SIZE, Access::Read)?;
             }

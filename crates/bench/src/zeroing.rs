@@ -359,7 +359,7 @@ fn faults(report: &mut Report, time: Duration) -> Result<(), String> {
                         cpu.cpu().zero_ahead(usize::MAX);
                         let rw = Prot::READ | Prot::WRITE;
                         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-                        let area = cpu.mmap(0, pages * PAGE_SIZE, rw, flags)?;
+                        let area = cpu.mmap(None, pages * PAGE_SIZE, rw, flags)?;
                         let begin = processor_time();
                         for page in (area..).step_by(PAGE_SIZE as usize).take(pages as usize) {
                             if using == Using::FirstLine {

@@ -215,7 +215,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let space = Space::new(&cpu)?;
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-    let heap = space.mmap(&cpu, 0, 64 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
+    let heap = space.mmap(&cpu, None, 64 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
     // ANCHOR_END: start
 
     // ANCHOR: file
@@ -225,7 +225,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let file: Shared<Object> = Object::of_store(&cpu, disk.clone(), 1)?;
     let backing = Backing { object: &file, first: 0, may_write: true };
     let prot = Prot::READ | Prot::WRITE;
-    let mapped = space.mmap_object(&cpu, 0, 64 * PAGE_SIZE, prot, MapFlags::SHARED, backing)?;
+    let mapped = space.mmap_object(&cpu, None, 64 * PAGE_SIZE, prot, MapFlags::SHARED, backing)?;
     // ANCHOR_END: file
 
     // ANCHOR: run

@@ -87,7 +87,7 @@ impl Guest {
         let memory = Space::new(cpu)?;
         let backing = Backing { object: image, first: 0, may_write: true };
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        memory.mmap_object(cpu, 0, PAGES * PAGE_SIZE, RWX, flags, backing)?;
+        memory.mmap_object(cpu, None, PAGES * PAGE_SIZE, RWX, flags, backing)?;
         Ok(Self { memory })
     }
 
@@ -133,7 +133,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let image = Object::try_new(&cpu, PAGES, 1)?;
     let loader = Space::new(&cpu)?;
     let backing = Backing { object: &image, first: 0, may_write: true };
-    let at = loader.mmap_object(&cpu, 0, PAGES * PAGE_SIZE, RWX, MapFlags::SHARED, backing)?;
+    let at = loader.mmap_object(&cpu, None, PAGES * PAGE_SIZE, RWX, MapFlags::SHARED, backing)?;
     for page in 0..32 {
         loader.write_bytes(
             &cpu,

@@ -263,8 +263,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let space = Space::new(&first)?;
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
     let rw = Prot::READ | Prot::WRITE;
-    let text = space.mmap(&first, 0, PAGE_SIZE, rw, flags)?;
-    let data = space.mmap(&first, 0, 2 * PAGE_SIZE, rw, flags)?;
+    let text = space.mmap(&first, None, PAGE_SIZE, rw, flags)?;
+    let data = space.mmap(&first, None, 2 * PAGE_SIZE, rw, flags)?;
     space.write_bytes(&first, text, &PROGRAM.map(u32::to_le_bytes).concat())?;
     space.mprotect(&first, text, PAGE_SIZE, Prot::READ | Prot::EXEC)?;
 

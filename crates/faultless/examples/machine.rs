@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let space = Space::new(&cpu)?;
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-    let at = space.mmap(&cpu, 0, 64 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
+    let at = space.mmap(&cpu, None, 64 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
 
     // A kernel loads the page-table base, `space.root()`, after this.
     space.activate(&cpu);

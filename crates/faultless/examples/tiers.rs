@@ -158,7 +158,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     const USED: u64 = 256;
     let space = Space::new(&cpu)?;
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-    let at = space.mmap(&cpu, 0, PAGES * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
+    let at = space.mmap(&cpu, None, PAGES * PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?;
     let addr = |page: u64| at + page * PAGE_SIZE;
     space.activate(&cpu);
     let program = Program { cpu: &cpu, space: &space, thread: ThreadStreams::new() };

@@ -37,7 +37,7 @@
 //!
 //! let space = Space::new(&cpu)?;
 //! let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-//! let at = space.mmap(&cpu, 0, 1 << 20, Prot::READ | Prot::WRITE, flags)?;
+//! let at = space.mmap(&cpu, None, 1 << 20, Prot::READ | Prot::WRITE, flags)?;
 //! space.activate(&cpu); // and load the page-table base with `space.root()`
 //! let thread = ThreadStreams::new(); // one for each thread of your programs
 //! space.fault(&cpu, &thread, at, Access::Write).unwrap(); // what your page-fault handler calls

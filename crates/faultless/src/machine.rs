@@ -133,8 +133,7 @@ pub unsafe trait Machine: Send + Sync + 'static {
     /// Returns the lowest address that programs may map, a multiple of [`PAGE_SIZE`] below
     /// [`USER_END`](crate::USER_END). The result never changes. Below it a program's null pointers
     /// fault, and no mapping is placed. If a hypervisor's guest memory is a space, the lowest
-    /// address is 0: then only a mapping at a fixed address uses page 0, since a hint of 0 means no
-    /// hint.
+    /// address is 0.
     fn lowest_address(&self) -> u64 {
         LOWEST_ADDRESS
     }

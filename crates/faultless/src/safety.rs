@@ -57,7 +57,7 @@
 //! ```compile_fail,E0133
 //! # use faultless::{Cpu, DeviceMemory, Machine, MapFlags, Prot, Space};
 //! fn map<M: Machine>(space: &Space<M>, cpu: &Cpu<'_, M>, device: DeviceMemory) {
-//!     let _ = space.mmap_device(cpu, 0, 4096, Prot::READ, MapFlags::SHARED, device);
+//!     let _ = space.mmap_device(cpu, None, 4096, Prot::READ, MapFlags::SHARED, device);
 //! }
 //! ```
 //!

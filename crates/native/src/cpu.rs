@@ -567,8 +567,14 @@ impl<'a, 'n> NativeCpu<'a, 'n> {
     ///
     /// # Errors
     /// The errors of Linux's `mmap`.
-    pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Error> {
-        self.call(|space, cpu| space.mmap(cpu, addr, len, prot, flags))
+    pub fn mmap(
+        &self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Error> {
+        self.call(|space, cpu| space.mmap(cpu, at, len, prot, flags))
     }
 
     /// As [`Space::munmap`].

@@ -16,7 +16,7 @@
 //! let process = native.process().unwrap();
 //! let sum = process.run(|cpu| {
 //!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-//!     let a = cpu.mmap(0, 8192, Prot::READ | Prot::WRITE, flags)?;
+//!     let a = cpu.mmap(None, 8192, Prot::READ | Prot::WRITE, flags)?;
 //!     cpu.store(a, 40u64)?;
 //!     cpu.store(a + 4096, 2u64)?;
 //!     Ok(cpu.load::<u64>(a)? + cpu.load::<u64>(a + 4096)?)
@@ -40,7 +40,7 @@
 //! let word = process.run(|cpu| {
 //!     cpu.cpu().swap_on(area).unwrap();
 //!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-//!     let a = cpu.mmap(0, 8192, Prot::READ | Prot::WRITE, flags)?;
+//!     let a = cpu.mmap(None, 8192, Prot::READ | Prot::WRITE, flags)?;
 //!     cpu.store(a, 40u64)?;
 //!     cpu.madvise(a, 8192, Advice::PageOut)?;
 //!     assert_eq!(cpu.cpu().swap_usage(), (256, 1));

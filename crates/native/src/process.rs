@@ -273,7 +273,7 @@ impl<'n> Process<'n> {
     /// let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
     ///
     /// // A call's result, its `Error` made a `Stop`.
-    /// let page = process.run(|cpu| Ok(cpu.mmap(0, PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?))?;
+    /// let page = process.run(|cpu| Ok(cpu.mmap(None, PAGE_SIZE, Prot::READ | Prot::WRITE, flags)?))?;
     /// // An access's result.
     /// let word: u64 = process.run(|cpu| {
     ///     cpu.store(page, 7u64)?;

@@ -15,7 +15,7 @@
 //!     let file = Object::of_store(cpu.cpu(), store, 1).expect("memory for an object");
 //!     let backing = Backing { object: &file, first: 0, may_write: true };
 //!     let space = cpu.running().space();
-//!     let at = space.mmap_object(cpu.cpu(), 0, PAGE_SIZE, Prot::RW, MapFlags::SHARED, backing)?;
+//!     let at = space.mmap_object(cpu.cpu(), None, PAGE_SIZE, Prot::RW, MapFlags::SHARED, backing)?;
 //!     assert_eq!(cpu.load::<u8>(at)?, b'r');
 //!     cpu.store(at, b'R')?;
 //!     let protect = |pages| space.write_protect(cpu.cpu(), &file, pages);

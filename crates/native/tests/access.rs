@@ -102,7 +102,7 @@ fn forbidden_and_unmapped_addresses_have_different_signals() {
         .process()
         .unwrap()
         .run(|cpu| {
-            let a = cpu.mmap(0, 2 * PAGE, Prot::READ, PRIVATE)?;
+            let a = cpu.mmap(None, 2 * PAGE, Prot::READ, PRIVATE)?;
             let accerr = |addr| Err(Signal::Segv { addr, mapped: true });
             let maperr = |addr| Err(Signal::Segv { addr, mapped: false });
             assert_eq!(cpu.store(a, 1u8), accerr(a));
@@ -148,7 +148,7 @@ fn audit_without_a_living_process_names_the_omission() {
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
     process
         .run(|cpu| {
-            let at = cpu.mmap(0, PAGE, Prot::READ | Prot::WRITE, flags)?;
+            let at = cpu.mmap(None, PAGE, Prot::READ | Prot::WRITE, flags)?;
             Ok(cpu.store(at, 1u64)?)
         })
         .unwrap();
@@ -188,7 +188,7 @@ fn errors_of_run_name_their_cause() {
     // The range of a call that has a range is printed, even if it is empty.
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
     assert_eq!(
-        text(process.run(|cpu| Ok(cpu.mmap(0, 0, Prot::READ, flags).map(drop)?))),
+        text(process.run(|cpu| Ok(cpu.mmap(None, 0, Prot::READ, flags).map(drop)?))),
         "mmap 0x0..0x0 (length 0): EINVAL"
     );
 }
@@ -200,7 +200,7 @@ fn exhausted_memory_is_reported_and_freed() {
     let frames = native.vm().total_frames();
     let stopped = process.run(|cpu| {
         let flags = PRIVATE.union(MapFlags::NORESERVE);
-        let a = cpu.mmap(0, (frames + 1) * PAGE, RW, flags)?;
+        let a = cpu.mmap(None, (frames + 1) * PAGE, RW, flags)?;
         for page in 0..=frames {
             cpu.store(a + page * PAGE, 1u8)?;
         }
@@ -211,7 +211,7 @@ fn exhausted_memory_is_reported_and_freed() {
     let process = native.process().unwrap();
     process
         .run(|cpu| {
-            let a = cpu.mmap(0, PAGE, RW, SHARED)?;
+            let a = cpu.mmap(None, PAGE, RW, SHARED)?;
             Ok(cpu.store(a, 1u8)?)
         })
         .unwrap();

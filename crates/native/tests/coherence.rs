@@ -82,7 +82,7 @@ fn a_frame_reused_too_early_is_detected() {
     let reuse = |cpu: &NativeCpu<'_, '_>| {
         cpu.munmap(AT, PAGE)?;
         // Until the frame is another page's.
-        let other = cpu.mmap(0, 64 * PAGE, RW, PRIVATE)?;
+        let other = cpu.mmap(None, 64 * PAGE, RW, PRIVATE)?;
         Ok(cpu.fill(other, 64 * PAGE, 2)?)
     };
     assert_eq!(seen(reuse, load), Some(Stale::Owner));

@@ -12,7 +12,7 @@ fn parent_and_child_are_separate_after_the_fork() {
     process
         .run(|cpu| {
             let a = map(cpu, 3)?;
-            let s = cpu.mmap(0, PAGE, RW, SHARED)?;
+            let s = cpu.mmap(None, PAGE, RW, SHARED)?;
             for page in 0..2 {
                 cpu.store(a + page * PAGE, 10 + page)?;
             }

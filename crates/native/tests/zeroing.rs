@@ -41,7 +41,7 @@ fn newly_mapped_memory_is_zero() {
                     native.vm().set(Setting::ZeroOnFree(round % 32 == number));
                     native.vm().set(Setting::ZeroedPool(100 * (round % 48 / 16)));
                 }
-                let area = cpu.mmap(0, PAGES * PAGE, RW, PRIVATE)?;
+                let area = cpu.mmap(None, PAGES * PAGE, RW, PRIVATE)?;
                 for page in (area..area + PAGES * PAGE).step_by(PAGE as usize) {
                     for word in (page..page + PAGE).step_by(8 * 67) {
                         assert_eq!(cpu.load::<u64>(word)?, 0, "round {round}");

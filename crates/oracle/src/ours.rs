@@ -150,14 +150,17 @@ impl<'n> Case<'n> {
             Op::Map { addr, len, prot, flags, object } => {
                 let flags = MapFlags::from_bits_truncate(flags as u32);
                 let prot = Prot::from_bits_truncate(prot as u32);
+                // As on Linux, a hint in page 0 is no hint.
+                let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
+                let at = (fixed || addr >= PAGE).then_some(addr);
                 let mapped = match object.filter(|_| !flags.contains(MapFlags::ANONYMOUS)) {
-                    None => cpu.mmap(addr, len, prot, flags),
+                    None => cpu.mmap(at, len, prot, flags),
                     Some((number, first)) => {
                         let object = &self.objects[number];
                         let may_write = number != READ_ONLY;
                         let backing = Backing { object, first, may_write };
                         let space = cpu.running().space();
-                        space.mmap_object(cpu.cpu(), addr, len, prot, flags, backing)
+                        space.mmap_object(cpu.cpu(), at, len, prot, flags, backing)
                     }
                 };
                 placed(cpu, mapped, len)

@@ -33,7 +33,8 @@ fn run(
     system.set(&format!("prefault_max_order={order}"))?;
     let process = system.process()?;
     let (rw, private) = (Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::ANONYMOUS);
-    let area = system.run(1, |_| &process, |cpu, _| cpu.mmap(0, bytes, rw, private)).remove(0)?;
+    let area =
+        system.run(1, |_| &process, |cpu, _| cpu.mmap(None, bytes, rw, private)).remove(0)?;
     let before = system.accounts();
     system.cool();
     let spans = system.run(

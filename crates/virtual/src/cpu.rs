@@ -435,9 +435,15 @@ impl<'a> VirtualCpu<'a> {
     ///
     /// # Errors
     /// Linux's; the same applies to all calls.
-    pub fn mmap(&self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Stop> {
+    pub fn mmap(
+        &self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Stop> {
         let (prot, flags) = (convert::prot(prot), convert::map_flags(flags));
-        Ok(self.call(Operation::Map, |space| space.mmap(self.cpu, addr, len, prot, flags))?)
+        Ok(self.call(Operation::Map, |space| space.mmap(self.cpu, at, len, prot, flags))?)
     }
 
     /// Calls `Space::mmap_object`: maps `len` bytes of `file`, from byte `offset` on, a multiple of
@@ -448,7 +454,7 @@ impl<'a> VirtualCpu<'a> {
     pub fn mmap_file(
         &self,
         file: &File,
-        (addr, len): (u64, u64),
+        (at, len): (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         offset: u64,
@@ -456,7 +462,7 @@ impl<'a> VirtualCpu<'a> {
         let (prot, flags) = (convert::prot(prot), convert::map_flags(flags));
         let backing = Backing { object: &file.object, first: offset / PAGE_SIZE, may_write: true };
         Ok(self.call(Operation::Map, |space| {
-            space.mmap_object(self.cpu, addr, len, prot, flags, backing)
+            space.mmap_object(self.cpu, at, len, prot, flags, backing)
         })?)
     }
 

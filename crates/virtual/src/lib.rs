@@ -28,7 +28,7 @@
 //! let took = system.run(4, |_| &process, |cpu, _| {
 //!     let begin = cpu.now();
 //!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-//!     let area = cpu.mmap(0, 1 << 20, Prot::READ | Prot::WRITE, flags).unwrap();
+//!     let area = cpu.mmap(None, 1 << 20, Prot::READ | Prot::WRITE, flags).unwrap();
 //!     (area..area + (1 << 20)).step_by(4096).for_each(|page| cpu.store(page, 1).unwrap());
 //!     cpu.now() - begin
 //! });

@@ -26,7 +26,7 @@ fn system(cpus: usize, seed: u64, settings: &[&str]) -> Virtual {
 fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
     let begin = cpu.now();
     for round in 0..3u64 {
-        let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE)?;
+        let area = cpu.mmap(None, 16 * PAGE_SIZE, RW, PRIVATE)?;
         for page in 0..16 {
             let mark = round << 32 | (number as u64) << 16 | page;
             cpu.store(area + page * PAGE_SIZE + 8 * (page % 3), mark)?;
@@ -164,7 +164,7 @@ fn alone(profile: &Profile) -> [u64; 2] {
         |_| &process,
         |cpu, _| {
             let begin = cpu.now();
-            let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
+            let area = cpu.mmap(None, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
             for _ in 0..8 {
                 for page in 0..16 {
                     cpu.store(area + page * PAGE_SIZE, 1).unwrap();
@@ -173,7 +173,7 @@ fn alone(profile: &Profile) -> [u64; 2] {
             }
             let faulted = cpu.now();
             for _ in 0..8 {
-                let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
+                let area = cpu.mmap(None, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
                 cpu.munmap(area, 16 * PAGE_SIZE).unwrap();
             }
             [faulted - begin, cpu.now() - faulted]
@@ -203,7 +203,7 @@ fn copy_is_charged_by_its_bytes() {
         1,
         |_| &process,
         |cpu, _| {
-            let area = cpu.mmap(0, 8 * PAGE_SIZE, RW, PRIVATE).unwrap();
+            let area = cpu.mmap(None, 8 * PAGE_SIZE, RW, PRIVATE).unwrap();
             for word in 0..4 * 512 {
                 cpu.store(area + word * 8, word).unwrap();
             }
@@ -268,7 +268,7 @@ fn faults_side_by_side(policy: &str) -> u64 {
     let area = system.run(
         1,
         |_| &process,
-        |cpu, _| cpu.mmap(0, CPUS * PAGES * PAGE_SIZE, RW, PRIVATE).unwrap(),
+        |cpu, _| cpu.mmap(None, CPUS * PAGES * PAGE_SIZE, RW, PRIVATE).unwrap(),
     )[0];
     let took = system.run(
         CPUS as usize,
@@ -297,7 +297,8 @@ fn global_lock_for_faults_costs_more_than_no_lock() {
 fn thousand_cpus_fault_in_one_space() {
     let system = system(1024, 0, &[]);
     let process = system.process().unwrap();
-    let area = system.run(1, |_| &process, |cpu, _| cpu.mmap(0, 1024 * 4 * PAGE_SIZE, RW, PRIVATE));
+    let area =
+        system.run(1, |_| &process, |cpu, _| cpu.mmap(None, 1024 * 4 * PAGE_SIZE, RW, PRIVATE));
     let area = *area[0].as_ref().unwrap();
     system.run(
         1024,
@@ -322,7 +323,7 @@ fn child_has_its_parents_pages_and_stores_stay_private() {
         1,
         |_| &process,
         |cpu, _| {
-            let area = cpu.mmap(0, PAGE_SIZE, RW, PRIVATE).unwrap();
+            let area = cpu.mmap(None, PAGE_SIZE, RW, PRIVATE).unwrap();
             cpu.store(area, 1).unwrap();
             let child = cpu.fork().unwrap();
             cpu.switch(&child, |child| {
@@ -354,7 +355,7 @@ fn instructions_are_charged_by_observed_accesses() {
     let process = system.process().unwrap();
     let pair = |cpu: &VirtualCpu<'_>| {
         accesses(&system, || {
-            let area = cpu.mmap(0, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
+            let area = cpu.mmap(None, 16 * PAGE_SIZE, RW, PRIVATE).unwrap();
             cpu.munmap(area, 16 * PAGE_SIZE).unwrap();
         })
     };
@@ -370,7 +371,7 @@ fn instructions_are_charged_by_observed_accesses() {
         |_| &process,
         |cpu, _| {
             const PAGES: u64 = 256;
-            let area = cpu.mmap(0, PAGES * PAGE_SIZE, RW, PRIVATE).unwrap();
+            let area = cpu.mmap(None, PAGES * PAGE_SIZE, RW, PRIVATE).unwrap();
             let mut page = area;
             let fault = accesses(&system, || {
                 cpu.store(page, 1).unwrap();

@@ -131,14 +131,20 @@ impl<'t, 'a, 'n> NativeTask<'t, 'a, 'n> {
 }
 
 impl Task for NativeTask<'_, '_, '_> {
-    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
-        Ok(self.cpu.mmap(addr, len, prot, flags)?)
+    fn mmap(
+        &mut self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Failure> {
+        Ok(self.cpu.mmap(at, len, prot, flags)?)
     }
 
     fn mmap_file(
         &mut self,
         file: usize,
-        (addr, len): (u64, u64),
+        (at, len): (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         offset: u64,
@@ -146,7 +152,7 @@ impl Task for NativeTask<'_, '_, '_> {
         let object = &self.files.0[file];
         let backing = Backing { object, first: offset / PAGE_SIZE, may_write: true };
         let cpu = &self.cpu;
-        Ok(cpu.running().space().mmap_object(cpu.cpu(), addr, len, prot, flags, backing)?)
+        Ok(cpu.running().space().mmap_object(cpu.cpu(), at, len, prot, flags, backing)?)
     }
 
     fn munmap(&mut self, addr: u64, len: u64) -> Result<(), Failure> {

@@ -117,12 +117,18 @@ impl Needs {
 /// Loads, stores and copies refer to the program's own memory, as required by [`Program`]'s
 /// contract.
 pub trait Task: Sized {
-    /// Maps `len` bytes, at `addr` if the flags require or the system chooses it, and returns the
+    /// Maps `len` bytes, at `at` if the flags require or the system chooses it, and returns the
     /// address.
     ///
     /// # Errors
     /// [`Failure::Refused`] with Linux's error; the same applies to all calls here.
-    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure>;
+    fn mmap(
+        &mut self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Failure>;
 
     /// Maps the run's file number `file`, from byte `offset` on, like [`mmap`](Self::mmap). `place`
     /// is the address and the number of bytes.
@@ -132,7 +138,7 @@ pub trait Task: Sized {
     fn mmap_file(
         &mut self,
         file: usize,
-        place: (u64, u64),
+        place: (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         offset: u64,

@@ -79,14 +79,20 @@ impl<'t, 'a> VirtualTask<'t, 'a> {
 }
 
 impl Task for VirtualTask<'_, '_> {
-    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
-        Ok(self.cpu.mmap(addr, len, prot, flags)?)
+    fn mmap(
+        &mut self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Failure> {
+        Ok(self.cpu.mmap(at, len, prot, flags)?)
     }
 
     fn mmap_file(
         &mut self,
         file: usize,
-        place: (u64, u64),
+        place: (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         offset: u64,
@@ -212,7 +218,7 @@ fn open(system: &Virtual, spec: &FileSpec) -> Result<File, Failure> {
         // The functions are never executed: a fetch reads no data.
         let loader = system.process()?;
         let written = system.alone(&loader, |cpu| {
-            let all = (0, spec.bytes);
+            let all = (None, spec.bytes);
             let at = cpu.mmap_file(&file, all, Prot::READ | Prot::WRITE, MapFlags::SHARED, 0)?;
             for page in 0..spec.bytes / PAGE_SIZE {
                 cpu.store(at + page * PAGE_SIZE, page)?;

@@ -171,7 +171,7 @@ pub struct State {
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 
 fn map<T: Task>(task: &mut T, pages: u64) -> Result<u64, Failure> {
-    task.mmap(0, pages * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::ANONYMOUS)
+    task.mmap(None, pages * PAGE_SIZE, RW, MapFlags::PRIVATE | MapFlags::ANONYMOUS)
 }
 
 // SAFETY: accesses are to the area of `prepare`, which stays mapped. Only the first worker stores

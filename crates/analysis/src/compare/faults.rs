@@ -252,7 +252,7 @@ fn prepare(
     let (len, prot) = (PAGES * PAGE_SIZE, Prot::READ | Prot::WRITE);
     let map = |cpu: &VirtualCpu<'_>| match kind {
         Kind::File => cpu.mmap_file(file, (0, len), prot, MapFlags::SHARED, 0),
-        _ => cpu.mmap(0, len, prot, MapFlags::PRIVATE | MapFlags::ANONYMOUS),
+        _ => cpu.mmap(None, len, prot, MapFlags::PRIVATE | MapFlags::ANONYMOUS),
     };
     let populate = |cpu: &VirtualCpu<'_>, area: u64| {
         (0..PAGES).try_for_each(|page| cpu.touch(area + page * PAGE_SIZE, kind.access()))

@@ -66,7 +66,7 @@ impl Run<'_, '_> {
     pub(super) fn map(&self, pages: u64) -> Result<u64, String> {
         self.space
             // More than the memory: only some pages of a large area are touched.
-            .mmap(self.cpu, 0, pages * PAGE_SIZE, RW, PRIVATE | MapFlags::NORESERVE)
+            .mmap(self.cpu, None, pages * PAGE_SIZE, RW, PRIVATE | MapFlags::NORESERVE)
             .map_err(|error| error.to_string())
     }
 

@@ -84,12 +84,12 @@ impl<M: Machine> Space<M> {
     pub unsafe fn mmap_device(
         &self,
         cpu: &Cpu<'_, M>,
-        addr: u64,
+        at: impl Into<Option<u64>>,
         len: u64,
         prot: Prot,
         flags: MapFlags,
         device: DeviceMemory,
     ) -> Result<u64, Error> {
-        self.map_and_populate(cpu, (addr, len), prot, flags, What::Device(device))
+        self.map_and_populate(cpu, (at.into(), len), prot, flags, What::Device(device))
     }
 }

@@ -74,7 +74,8 @@ pub(super) enum What<'a> {
 
 /// The requested place of a mapping.
 struct Request {
-    addr: u64,
+    /// The hint; the address of a fixed mapping.
+    at: Option<u64>,
     fixed: bool,
     flags: MapFlags,
     /// An error that Linux returns only after it has found a place.
@@ -82,28 +83,29 @@ struct Request {
 }
 
 impl<M: Machine> Space<M> {
-    /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns the address: `addr`
-    /// with `FIXED` or `FIXED_NOREPLACE`, `addr` if that range is free, or the highest possible
-    /// address. If another CPU is currently mapping or unmapping the highest free range, the call
+    /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns the address: `at`
+    /// with `FIXED` or `FIXED_NOREPLACE`. Without these flags `at` is a hint, an address or `None`:
+    /// the result is the page of the hint if that range is free, or the highest possible address.
+    /// A hint below [`Machine::lowest_address`] stands for that address. If another CPU is currently mapping or unmapping the highest free range, the call
     /// does not wait, but maps as high as possible in a region of the calling CPU (64 GiB each,
     /// below the others), as do this CPU's next mappings in this space. Knob `map_apart`. There is
     /// no file argument, so `ANONYMOUS` is implied; Linux returns `EBADF` without it. For a file
     /// use [`mmap_object`](Self::mmap_object).
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (length 0, unaligned fixed address, neither or both of private and
+    /// As Linux: `EINVAL` (length 0, a fixed address that is unaligned or `None`, neither or both of private and
     /// shared, a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than
     /// memory and the swap area hold, without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over a
     /// mapping), `EPERM` (fixed below [`Machine::lowest_address`]). Nothing has changed then.
     pub fn mmap(
         &self,
         cpu: &Cpu<'_, M>,
-        addr: u64,
+        at: impl Into<Option<u64>>,
         len: u64,
         prot: Prot,
         flags: MapFlags,
     ) -> Result<u64, Error> {
-        self.map_and_populate(cpu, (addr, len), prot, flags, What::Anonymous)
+        self.map_and_populate(cpu, (at.into(), len), prot, flags, What::Anonymous)
     }
 
     /// Maps `len` bytes (rounded up to pages) of an object, `backing`, otherwise like
@@ -116,17 +118,17 @@ impl<M: Machine> Space<M> {
     pub fn mmap_object(
         &self,
         cpu: &Cpu<'_, M>,
-        addr: u64,
+        at: impl Into<Option<u64>>,
         len: u64,
         prot: Prot,
         flags: MapFlags,
         backing: Backing<'_>,
     ) -> Result<u64, Error> {
-        let fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
-        let open = addr == 0 && !fixed && len >= TABLE_ALIGN;
-        let hint = if open { self.hint_for_leaves(cpu, len, &backing) } else { None };
-        let at = (hint.unwrap_or(addr), len);
-        self.map_and_populate(cpu, at, prot, flags, What::Object(backing))
+        let mut at = at.into();
+        if at.is_none() && len >= TABLE_ALIGN {
+            at = self.hint_for_leaves(cpu, len, flags, &backing);
+        }
+        self.map_and_populate(cpu, (at, len), prot, flags, What::Object(backing))
     }
 
     /// Returns the best address for a mapping of a large file without a requested address: as high
@@ -135,8 +137,17 @@ impl<M: Machine> Space<M> {
     /// place.
     #[cold]
     #[inline(never)]
-    fn hint_for_leaves(&self, cpu: &Cpu<'_, M>, len: u64, backing: &Backing<'_>) -> Option<u64> {
+    fn hint_for_leaves(
+        &self,
+        cpu: &Cpu<'_, M>,
+        len: u64,
+        flags: MapFlags,
+        backing: &Backing<'_>,
+    ) -> Option<u64> {
         let Backing { object, first, .. } = *backing;
+        if flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
+            return None;
+        }
         // Unnamed memory is not a file.
         let large = object.tag() != 0 && object.pages() >= ENTRIES as u64;
         if !large || cpu.vm().knobs.huge_text() == HugeText::Never {
@@ -144,7 +155,7 @@ impl<M: Machine> Space<M> {
         }
         let section = self.section(cpu);
         let span = page_up(len)?.checked_add(TABLE_ALIGN - PAGE_SIZE)?;
-        let least = Places::common(cpu).find(&self.view(cpu, &section), 0, span)?;
+        let least = Places::common(cpu).find(&self.view(cpu, &section), None, span)?;
         let offset = first.wrapping_mul(PAGE_SIZE);
         Some(least + (offset.wrapping_sub(least) & (TABLE_ALIGN - 1)))
     }
@@ -152,7 +163,7 @@ impl<M: Machine> Space<M> {
     pub(super) fn map_and_populate(
         &self,
         cpu: &Cpu<'_, M>,
-        (addr, len): (u64, u64),
+        (at, len): (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         what: What<'_>,
@@ -161,11 +172,10 @@ impl<M: Machine> Space<M> {
         if let What::Object(backing) = &what {
             backing.object.check_vm(cpu);
         }
-        let given = VirtRange::new(addr, addr.saturating_add(len));
-        let range = self.map(cpu, (addr, len), prot, flags, what).map_err(|errno| Error {
-            operation: "mmap",
-            range: given,
-            errno,
+        let range = self.map(cpu, (at, len), prot, flags, what).map_err(|errno| {
+            let start = at.unwrap_or(0);
+            let range = VirtRange::new(start, start.saturating_add(len));
+            Error { operation: "mmap", range, errno }
         })?;
         cpu.collect();
         if flags.contains(MapFlags::POPULATE) {
@@ -178,7 +188,7 @@ impl<M: Machine> Space<M> {
     fn map(
         &self,
         cpu: &Cpu<'_, M>,
-        (addr, len): (u64, u64),
+        (at, len): (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         what: What<'_>,
@@ -189,6 +199,7 @@ impl<M: Machine> Space<M> {
         }
         let len = page_up(len).filter(|&len| len != 0 && len <= USER_END).ok_or(Errno::ENOMEM)?;
         if fixed {
+            let addr = at.ok_or(Errno::EINVAL)?;
             if addr > USER_END - len {
                 return Err(Errno::ENOMEM);
             }
@@ -251,7 +262,7 @@ impl<M: Machine> Space<M> {
             }
         };
         let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, memory };
-        let request = Request { addr, fixed, flags, late };
+        let request = Request { at, fixed, flags, late };
         let done = self.map_area(cpu, &request, &area);
         // This is the last share if the mapping was refused, or if another CPU has already unmapped
         // it.
@@ -278,11 +289,11 @@ impl<M: Machine> Space<M> {
             let last = chosen.get();
             let stays = places.get().are_apart() && !last.is_empty() && is_free(view, last);
             let start = if request.fixed {
-                Some(request.addr)
+                request.at
             } else if stays {
                 Some(last.start)
             } else {
-                places.get().find(view, request.addr, len)
+                places.get().find(view, request.at, len)
             };
             let range = start.map_or(NOWHERE, |start| VirtRange::new(start, start + len));
             chosen.set(range);
@@ -290,8 +301,8 @@ impl<M: Machine> Space<M> {
         };
         let met = Cell::new(0);
         let elsewhere = || {
-            let asked_for = places.get().hint(request.addr) == Some(chosen.get().start);
-            if asked_for || met.replace(met.get() + 1) >= MOST_PLACES {
+            let hint = request.at.map(|at| places.get().hint(at));
+            if hint == Some(chosen.get().start) || met.replace(met.get() + 1) >= MOST_PLACES {
                 return false;
             }
             let Some(apart) = Places::apart(self, cpu) else { return false };

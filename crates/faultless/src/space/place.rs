@@ -111,19 +111,18 @@ impl Places {
         self.top != MMAP_BASE
     }
 
-    /// The page of a hint, if `addr` is a hint.
+    /// Returns the page of the hint `addr`.
     #[inline(always)]
-    pub(super) fn hint(self, addr: u64) -> Option<u64> {
-        let hint = page_down(addr);
-        (hint != 0).then(|| hint.max(self.lowest))
+    pub(super) fn hint(self, addr: u64) -> u64 {
+        page_down(addr).max(self.lowest)
     }
 
     /// Finds the place of a mapping of `len` bytes: the hint if that range is free, else as high as
     /// possible below the top, or below the common top, else as low as possible above a third of
     /// user space.
-    pub(super) fn find(self, view: &View<'_, Vma>, hint: u64, len: u64) -> Option<u64> {
+    pub(super) fn find(self, view: &View<'_, Vma>, hint: Option<u64>, len: u64) -> Option<u64> {
         let Self { top, lowest } = self;
-        if let Some(hint) = self.hint(hint)
+        if let Some(hint) = hint.map(|addr| self.hint(addr))
             && let Some(range) = user_range(hint, len)
             && is_free(view, range)
         {

@@ -87,7 +87,7 @@ fn mmap_of_a_free_address() {
     exhaust_crowded("mmap of shared memory", &eight, &mmap(20, 4, SHARED), Left::Nothing);
     let anywhere = |cpu: &TestCpu<'_>, world: &mut World| {
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-        world.spaces[0].mmap(cpu, 0, 4 * P, RW, flags)?;
+        world.spaces[0].mmap(cpu, None, 4 * P, RW, flags)?;
         Ok(())
     };
     exhaust_crowded("mmap anywhere", &eight, &anywhere, Left::Nothing);

@@ -61,7 +61,7 @@ fn a_place_above_an_unmapped_stack_is_found() {
     });
     world.run(&[
         (&space, &|guest| {
-            let placed = guest.space.mmap(guest.cpu, 0, 10 * PAGE, NONE, PRIVATE);
+            let placed = guest.space.mmap(guest.cpu, None, 10 * PAGE, NONE, PRIVATE);
             let placed = placed.expect("there is a place, with the stack and without");
             assert!(placed == BASE || placed == stack + PAGE, "{placed:x}");
         }),

@@ -15,7 +15,7 @@ const ROUNDS: u64 = 4;
 const TO: u64 = AT + (4 << 20);
 
 /// Runs the bodies, none of which changes a VMA. Checks that no fault finds a changed VMA.
-fn run_without_aborts(world: &World, bodies: &[support::guest::Body<'_>]) {
+fn run_without_aborts(world: &World, bodies: &[support::world::Body<'_>]) {
     let overtaken = || {
         let totals = world.vm.totals();
         totals.get(Counter::SpfVmaChanged) + totals.get(Counter::SpfVmaReplaced)

@@ -22,7 +22,7 @@ pub fn machine(cpus: usize) -> Native {
 
 /// Maps `pages` private pages at any free address.
 pub fn map(cpu: &NativeCpu<'_, '_>, pages: u64) -> Result<u64, Stop> {
-    Ok(cpu.mmap(0, pages * PAGE, RW, PRIVATE)?)
+    Ok(cpu.mmap(None, pages * PAGE, RW, PRIVATE)?)
 }
 
 /// A word in the kernel's view of a page, aligned.

@@ -8,8 +8,8 @@ use crate::syscall::args::{Entry, calls};
 use crate::task::{breathe, current, lack, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
-    Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PrivateCopies, Prot, RemapFlags,
-    Shared, Space, USER_END, VirtRange, VmaFlags,
+    Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Prot,
+    RemapFlags, Shared, Space, USER_END, VirtRange, VmaFlags,
 };
 use faultless_bare::arch::user;
 use faultless_bare::heap::try_push;
@@ -156,7 +156,7 @@ pub fn mmap(args: Args<'_>) -> Result {
     let (addr, len, prot, offset) = (args.a(), args.b(), args.c(), args.f());
     let prot = Prot::from_bits_truncate(prot as u32);
     let mut flags = MapFlags::from_bits_truncate(args.d() as u32) - MapFlags::POPULATE;
-    if offset & (faultless::PAGE_SIZE - 1) != 0 {
+    if offset & (PAGE_SIZE - 1) != 0 {
         return Err(Errno::EINVAL);
     }
     let file = match flags.contains(MapFlags::ANONYMOUS) {
@@ -189,12 +189,15 @@ pub fn mmap(args: Args<'_>) -> Result {
         lock => lock,
     };
     flags.set(MapFlags::LOCKED, lock != MemoryLock::No);
+    // As on Linux, a hint in page 0 is no hint.
+    let is_fixed = flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE);
+    let at = (is_fixed || addr >= PAGE_SIZE).then_some(addr);
     let start = match file {
-        None => of_caller(|space, cpu| space.mmap(cpu, addr, len, prot, flags))?,
+        None => of_caller(|space, cpu| space.mmap(cpu, at, len, prot, flags))?,
         Some(file) => {
             let mapped = fs::object_to_map(&file, prot, flags)?;
             let backing = mapped.starting_at(offset >> PAGE_SHIFT);
-            of_caller(|space, cpu| space.mmap_object(cpu, addr, len, prot, flags, backing))?
+            of_caller(|space, cpu| space.mmap_object(cpu, at, len, prot, flags, backing))?
         }
     };
     bind_new(start, len);
@@ -511,7 +514,7 @@ pub fn msync(args: Args<'_>) -> Result {
     const INVALIDATE: u64 = linux::MS_INVALIDATE as u64;
     const SYNC: u64 = linux::MS_SYNC as u64;
     let flags = args.c();
-    if args.a() & (faultless::PAGE_SIZE - 1) != 0
+    if args.a() & (PAGE_SIZE - 1) != 0
         || flags & !(ASYNC | INVALIDATE | SYNC) != 0
         || flags & (ASYNC | SYNC) == ASYNC | SYNC
     {

@@ -334,7 +334,7 @@ fn place(memory: &Memory, plan: &Plan) -> Result {
     let start = plan.segments.first().map_or(0, |segment| segment.start);
     let len = plan.segments.last().map_or(0, |segment| segment.end) - start;
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
-    let at = memory.space().mmap(percpu::cpu(), 0, len, Prot::empty(), flags)?;
+    let at = memory.space().mmap(percpu::cpu(), None, len, Prot::empty(), flags)?;
     memory.space().munmap(percpu::cpu(), at, len)?;
     at.checked_sub(start).ok_or(Errno::ENOEXEC)
 }

@@ -178,7 +178,7 @@ impl Part<'_> {
             return cpu.munmap(start, len);
         }
         let len = (1 + self.below(4)) as u64 * PAGE_SIZE;
-        let start = cpu.mmap(0, len, RW, PRIVATE)?;
+        let start = cpu.mmap(None, len, RW, PRIVATE)?;
         {
             let mut all = self.all_placed.borrow_mut();
             let before = all.range(..start + len).next_back();

@@ -101,14 +101,14 @@ fn pointer(addr: u64) -> *mut libc::c_void {
 /// Calls `mmap` of `fd`, or without a file if `fd` is -1.
 #[inline]
 fn map(
-    (addr, len): (u64, u64),
+    (at, len): (Option<u64>, u64),
     prot: Prot,
     flags: MapFlags,
     fd: RawFd,
     offset: u64,
 ) -> Result<u64, Failure> {
     let (prot, flags) = (prot.bits() as i32, flags.bits() as i32);
-    let offset = offset as libc::off_t;
+    let (addr, offset) = (at.unwrap_or(0), offset as libc::off_t);
     // SAFETY: a `Program` maps only over its own memory.
     let start = unsafe { libc::mmap(pointer(addr), len as usize, prot, flags, fd, offset) };
     if start == libc::MAP_FAILED {
@@ -119,15 +119,21 @@ fn map(
 
 impl Task for LinuxTask<'_> {
     #[inline]
-    fn mmap(&mut self, addr: u64, len: u64, prot: Prot, flags: MapFlags) -> Result<u64, Failure> {
-        map((addr, len), prot, flags, -1, 0)
+    fn mmap(
+        &mut self,
+        at: impl Into<Option<u64>>,
+        len: u64,
+        prot: Prot,
+        flags: MapFlags,
+    ) -> Result<u64, Failure> {
+        map((at.into(), len), prot, flags, -1, 0)
     }
 
     #[inline]
     fn mmap_file(
         &mut self,
         file: usize,
-        place: (u64, u64),
+        place: (Option<u64>, u64),
         prot: Prot,
         flags: MapFlags,
         offset: u64,

@@ -104,7 +104,7 @@ unsafe impl Program for Llm {
         let mut models = [VirtRange::new(0, 0); MODELS];
         for (file, model) in models.iter_mut().enumerate() {
             let len = self.pages() * PAGE_SIZE;
-            let start = task.mmap_file(file, (0, len), Prot::READ, MapFlags::SHARED, 0)?;
+            let start = task.mmap_file(file, (None, len), Prot::READ, MapFlags::SHARED, 0)?;
             *model = VirtRange::new(start, start + len);
         }
         let read = self.pages() * Self::models_of(self.threads as usize) as u64;

@@ -26,7 +26,7 @@ const RESERVED: u64 = 1 << 30;
 fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
     let mut flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
     flags.set(MapFlags::NORESERVE, len > RESERVED);
-    let start = task.mmap(0, len, Prot::READ | Prot::WRITE, flags)?;
+    let start = task.mmap(None, len, Prot::READ | Prot::WRITE, flags)?;
     Ok(VirtRange::new(start, start + len))
 }
 

@@ -44,7 +44,7 @@ const fn mark(offset: u64) -> u64 {
 impl<const SHARED: bool> PageFaultFile<SHARED> {
     fn map<T: Task>(&self, task: &mut T, file: usize, prot: Prot) -> Result<VirtRange, Failure> {
         let flags = if SHARED { MapFlags::SHARED } else { MapFlags::PRIVATE };
-        let start = task.mmap_file(file, (0, self.size), prot, flags, 0)?;
+        let start = task.mmap_file(file, (None, self.size), prot, flags, 0)?;
         Ok(VirtRange::new(start, start + self.size))
     }
 }

@@ -80,11 +80,11 @@ unsafe impl Program for Text {
 
     fn prepare<T: Task>(&self, task: &mut T) -> Result<VirtRange, Failure> {
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
-        let reserved = task.mmap(0, self.size + HUGE, Prot::empty(), flags)?;
+        let reserved = task.mmap(None, self.size + HUGE, Prot::empty(), flags)?;
         let start = reserved.next_multiple_of(HUGE);
         let text = VirtRange::new(start, start + self.size);
         let fixed = MapFlags::PRIVATE | MapFlags::FIXED;
-        task.mmap_file(0, (start, self.size), Prot::READ | Prot::EXEC, fixed, 0)?;
+        task.mmap_file(0, (Some(start), self.size), Prot::READ | Prot::EXEC, fixed, 0)?;
         for (from, to) in [(reserved, text.start), (text.end, reserved + self.size + HUGE)] {
             if from < to {
                 task.munmap(from, to - from)?;

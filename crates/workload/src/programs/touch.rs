@@ -15,7 +15,7 @@ const WORDS: u64 = PAGE_SIZE / 8;
 #[inline]
 pub(crate) fn map<T: Task>(task: &mut T, len: u64) -> Result<VirtRange, Failure> {
     let start =
-        task.mmap(0, len, Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::ANONYMOUS)?;
+        task.mmap(None, len, Prot::READ | Prot::WRITE, MapFlags::PRIVATE | MapFlags::ANONYMOUS)?;
     Ok(VirtRange::new(start, start + len))
 }
 

@@ -84,7 +84,7 @@ unsafe impl Program for Odd {
             Self::Calls => calls(task)?,
             Self::StopsShort => {
                 let (rw, private) = (Prot::READ | Prot::WRITE, Map::PRIVATE | Map::ANONYMOUS);
-                let at = task.mmap(0, 64 * PAGE, rw, private)?;
+                let at = task.mmap(None, 64 * PAGE, rw, private)?;
                 (0..20).try_for_each(|page| task.store(at + page * PAGE, page))?;
             }
             Self::Refused => task.munmap(1, PAGE)?,
@@ -122,7 +122,7 @@ impl Child for Forked {
 /// Uses every call of `Task` once or twice.
 fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     let rw = Prot::READ | Prot::WRITE;
-    let at = task.mmap(0, 4 * PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::POPULATE)?;
+    let at = task.mmap(None, 4 * PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::POPULATE)?;
     task.store(at, 7)?;
     task.mprotect(at, PAGE, Prot::READ)?;
     Failure::check("after mprotect", at, 7, task.load(at)?)?;
@@ -136,11 +136,11 @@ fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     Failure::check("mapped over", moved, 0, task.load(moved)?)?;
     let taken = task.mmap(moved, PAGE, rw, Map::PRIVATE | Map::ANONYMOUS | Map::FIXED_NOREPLACE);
     assert!(matches!(taken, Err(Failure::Refused { call: "mmap", errno: 17, .. })), "{taken:?}");
-    let shared = task.mmap(0, PAGE, rw, Map::SHARED | Map::ANONYMOUS)?;
+    let shared = task.mmap(None, PAGE, rw, Map::SHARED | Map::ANONYMOUS)?;
     task.fork(Forked::Stores([shared, moved]))?;
     Failure::check("the child's shared store", shared, 9, task.load(shared)?)?;
     Failure::check("the child's private store", moved, 0, task.load(moved)?)?;
-    let copy = task.mmap_file(0, (0, 2 * PAGE), rw, Map::PRIVATE, PAGE)?;
+    let copy = task.mmap_file(0, (None, 2 * PAGE), rw, Map::PRIVATE, PAGE)?;
     Failure::check("a page of a file", copy, 1, task.load(copy)?)?;
     task.store(copy, 7)?;
     let file = task.mmap_file(0, (0, 3 * PAGE), Prot::READ | Prot::EXEC, Map::PRIVATE, 0)?;

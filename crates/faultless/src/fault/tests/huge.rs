@@ -627,14 +627,17 @@ fn large_files_are_aligned_for_leaves() {
     let setup = Setup::new(&vm);
     let map = |first: u64, pages: u64| {
         let backing = Backing { object: &setup.file, first, may_write: false };
-        setup.space.mmap_object(&setup.cpu, 0, pages * P, RX, MapFlags::PRIVATE, backing).unwrap()
+        setup
+            .space
+            .mmap_object(&setup.cpu, None, pages * P, RX, MapFlags::PRIVATE, backing)
+            .unwrap()
     };
     let agrees = |at: u64, first: u64| (at / P).wrapping_sub(first).is_multiple_of(F);
     for first in [0, 1, 511, F + 3] {
         assert!(agrees(map(first, F), first));
         // The next mapping would otherwise be aligned by chance.
         let anonymous = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-        setup.space.mmap(&setup.cpu, 0, 7 * P, RW, anonymous).unwrap();
+        setup.space.mmap(&setup.cpu, None, 7 * P, RW, anonymous).unwrap();
     }
     let small = [map(3, F - 1), map(3, F - 1)];
     assert!(small.iter().any(|at| !agrees(*at, 3)), "one below the other");

@@ -283,7 +283,7 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     let cpu = unsafe { vm.cpu(CpuId(0)) };
     let space = Space::new(&cpu).unwrap();
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-    let area = space.mmap(&cpu, 0, 512 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
+    let area = space.mmap(&cpu, None, 512 * PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
     let touch = |first: u64, pages: u64| {
         for page in first..first + pages {
             space.fault_remote(&cpu, area + page * PAGE_SIZE, crate::fault::Access::Write).unwrap();

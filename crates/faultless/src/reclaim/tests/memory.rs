@@ -354,7 +354,7 @@ fn a_lack_of_frames_has_a_distinct_error() {
     let cpu = cpu(&vm, 0);
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, AT, 100 * P);
-    let too_much = space.mmap(&cpu, 0, GIB, RW, PRIVATE);
+    let too_much = space.mmap(&cpu, None, GIB, RW, PRIVATE);
     assert_eq!(too_much.unwrap_err().errno, Errno::ENOMEM);
     assert!(!cpu.take_starved());
     let lacks = |page| store(&cpu, &space, AT + page * P, 1).is_err();

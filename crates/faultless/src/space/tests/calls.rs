@@ -103,27 +103,28 @@ fn mmap_refuses() {
 #[test]
 fn mmap_chooses_the_addresses_of_linux() {
     with_space(|cpu, space| {
-        let map = |hint: u64, pages: u64| space.mmap(cpu, hint, pages * P, RW, PRIVATE).unwrap();
-        assert_eq!(map(0, 3), MMAP_BASE - 3 * P);
-        assert_eq!(map(0, 1), MMAP_BASE - 4 * P);
-        assert_eq!(map(1, 1), MMAP_BASE - 5 * P, "a hint of page 0 is none");
-        assert_eq!(map(P, 1), LOWEST_ADDRESS, "no hint leads below");
-        assert_eq!(map(AT + 20 * P + 1, 1), AT + 20 * P);
-        assert_eq!(map(AT + 19 * P, 2), MMAP_BASE - 7 * P, "a hint that is taken is none");
-        assert_eq!(map(USER_END - P, 2), MMAP_BASE - 9 * P, "nor is one that leads out");
-        assert_eq!(map(USER_END - P, 1), USER_END - P);
+        let near = |hint: u64, pages: u64| space.mmap(cpu, hint, pages * P, RW, PRIVATE).unwrap();
+        let map = |pages: u64| space.mmap(cpu, None, pages * P, RW, PRIVATE).unwrap();
+        assert_eq!(map(3), MMAP_BASE - 3 * P);
+        assert_eq!(map(1), MMAP_BASE - 4 * P);
+        assert_eq!(near(0, 1), LOWEST_ADDRESS, "0 is a hint");
+        assert_eq!(near(P, 1), MMAP_BASE - 5 * P, "the lowest address is mapped");
+        assert_eq!(near(AT + 20 * P + 1, 1), AT + 20 * P);
+        assert_eq!(near(AT + 19 * P, 2), MMAP_BASE - 7 * P, "one page of the hint is mapped");
+        assert_eq!(near(USER_END - P, 2), MMAP_BASE - 9 * P, "the hint leads beyond the end");
+        assert_eq!(near(USER_END - P, 1), USER_END - P);
         // If everything below the base is in use, the search continues above.
         let rest = MMAP_BASE - 9 * P - (1 << 32);
         let flags = FIXED | MapFlags::NORESERVE;
         space.mmap(cpu, 1 << 32, rest, Prot::empty(), flags).unwrap();
         space.mmap(cpu, LOWEST_ADDRESS, (1 << 32) - LOWEST_ADDRESS, Prot::empty(), flags).unwrap();
-        assert_eq!([map(0, 1), map(0, 2)], [MMAP_BASE, MMAP_BASE + P]);
+        assert_eq!([map(1), map(2)], [MMAP_BASE, MMAP_BASE + P]);
         space.munmap(cpu, 1 << 33, P).unwrap();
-        assert_eq!([map(0, 1), map(0, 1)], [1 << 33, MMAP_BASE + 3 * P]);
+        assert_eq!([map(1), map(1)], [1 << 33, MMAP_BASE + 3 * P]);
         // The address is not in the guard gap of a stack, but above the stack.
         let stack = MMAP_BASE + 99 * P;
         space.mmap(cpu, stack, P, RW, FIXED | MapFlags::GROWSDOWN).unwrap();
-        assert_eq!(map(0, 1), stack + P);
+        assert_eq!(map(1), stack + P);
     });
 }
 
@@ -495,7 +496,7 @@ fn too_many_vmas_are_refused_without_a_change() {
         let error = space.munmap(cpu, AT + P, P).unwrap_err();
         assert_eq!(error.errno, ENOMEM);
         assert_eq!(error.range, VirtRange::new(AT + P, AT + 2 * P));
-        assert_eq!(space.mmap(cpu, 0, P, Prot::READ, PRIVATE).unwrap_err().errno, ENOMEM);
+        assert_eq!(space.mmap(cpu, None, P, Prot::READ, PRIVATE).unwrap_err().errno, ENOMEM);
         let advised = space.madvise(cpu, AT + P, P, Advice::DontFork);
         assert_eq!(advised.unwrap_err().errno, Errno::EAGAIN);
         let holes = space.madvise(cpu, AT, 8 * P, Advice::DontFork);
@@ -551,7 +552,7 @@ fn out_of_memory_leaks_no_frames() {
             assert_eq!(load(&cpu, &space, at), Ok(100));
         }
         let shared = MapFlags::SHARED | MapFlags::ANONYMOUS;
-        if let Ok(at) = space.mmap(&cpu, 0, 4 * P, RW, shared) {
+        if let Ok(at) = space.mmap(&cpu, None, 4 * P, RW, shared) {
             let _ = store(&cpu, &space, at, 1);
         }
         space.munmap(&cpu, AT, 64 * P).unwrap();
@@ -588,7 +589,7 @@ fn the_kernel_half_of_a_root_table_is_untouched() {
     let untouched = |at: usize| unsafe { root.add(at).read() } == theirs(at);
     map(&cpu, &space, 0, 4, RW);
     store(&cpu, &space, AT, 1).unwrap();
-    store(&cpu, &space, space.mmap(&cpu, 0, P, RW, PRIVATE).unwrap(), 2).unwrap();
+    store(&cpu, &space, space.mmap(&cpu, None, P, RW, PRIVATE).unwrap(), 2).unwrap();
     let child = space.fork(&cpu).unwrap();
     for (addr, len) in [(USER_END, 1 << 40), (AT, USER_END), (u64::MAX << 47, 1 << 40)] {
         for advice in (0..32).filter_map(Advice::from_number) {

@@ -30,7 +30,7 @@ fn mmap_chooses_no_address_below_the_lowest() {
             let room = (USER_END - lowest) / MIB + 1;
             let mut last = 0;
             let refused =
-                (0..=room).find_map(|_| match space.mmap(cpu, 0, MIB, Prot::RW, PRIVATE) {
+                (0..=room).find_map(|_| match space.mmap(cpu, None, MIB, Prot::RW, PRIVATE) {
                     Ok(at) => {
                         assert!(at >= lowest, "{at:#x} is below {lowest:#x}");
                         last = at;

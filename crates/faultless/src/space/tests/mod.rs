@@ -11,6 +11,7 @@ mod holes;
 mod locks;
 mod lowest;
 mod mbind;
+pub(crate) mod migration_flushes;
 pub(crate) mod migrations;
 mod model;
 mod orders;

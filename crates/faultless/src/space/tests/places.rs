@@ -18,7 +18,7 @@ use std::time::Duration;
 const P: u64 = PAGE_SIZE;
 const APART: u64 = 9;
 
-fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, hint: u64, len: u64) -> u64 {
+fn map(cpu: &Cpu<'_, TestMachine>, space: &Space<TestMachine>, hint: Option<u64>, len: u64) -> u64 {
     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE;
     space.mmap(cpu, hint, len, Prot::READ, flags).unwrap()
 }
@@ -35,21 +35,21 @@ fn a_cpu_maps_in_its_region_if_the_highest_hole_is_claimed() {
         // CPU 0 unmaps there, and has not flushed yet.
         let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
         let _unmaps = space.write(&cpu0, [page, NOWHERE], P);
-        assert_eq!(map(&cpu1, &space, 0, P), one - P);
-        assert_eq!(map(&cpu2, &space, 0, 2 * P), two - 2 * P);
-        assert_eq!(map(&cpu1, &space, 0, P), one - 2 * P);
+        assert_eq!(map(&cpu1, &space, None, P), one - P);
+        assert_eq!(map(&cpu2, &space, None, 2 * P), two - 2 * P);
+        assert_eq!(map(&cpu1, &space, None, P), one - 2 * P);
         // A hint counts as before.
-        assert_eq!(map(&cpu1, &space, 16 * P, P), 16 * P);
+        assert_eq!(map(&cpu1, &space, Some(16 * P), P), 16 * P);
     }
     // A mapping larger than a region goes to the highest free range.
-    assert_eq!(map(&cpu2, &space, 0, REGION + P), MMAP_BASE - REGION - P);
+    assert_eq!(map(&cpu2, &space, None, REGION + P), MMAP_BASE - REGION - P);
     // A CPU that has met no conflict.
-    assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - REGION - 2 * P);
+    assert_eq!(map(&cpu0, &space, None, P), MMAP_BASE - REGION - 2 * P);
     // The other CPUs stay in their regions for some time.
     for call in 4..=APART {
-        assert_eq!(map(&cpu1, &space, 0, P), one - (call - 1) * P, "{call}");
+        assert_eq!(map(&cpu1, &space, None, P), one - (call - 1) * P, "{call}");
     }
-    let after = map(&cpu1, &space, 0, P);
+    let after = map(&cpu1, &space, None, P);
     assert_eq!(after, MMAP_BASE - REGION - 3 * P);
     finish(cpu0, space);
 }
@@ -63,12 +63,12 @@ fn conflicts_in_one_space_do_not_count_in_another() {
     {
         let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
         let _unmaps = here.write(&cpu0, [page, NOWHERE], P);
-        assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - 2 * REGION - P);
+        assert_eq!(map(&cpu1, &here, None, P), MMAP_BASE - 2 * REGION - P);
     }
-    assert_eq!(map(&cpu1, &there, 0, P), MMAP_BASE - P);
+    assert_eq!(map(&cpu1, &there, None, P), MMAP_BASE - P);
     // The knob 0 disables the regions.
     vm.set(Setting::MapApart(0));
-    assert_eq!(map(&cpu1, &here, 0, P), MMAP_BASE - P);
+    assert_eq!(map(&cpu1, &here, None, P), MMAP_BASE - P);
     there.exit(&cpu0);
     finish(cpu0, here);
 }
@@ -82,12 +82,12 @@ fn a_full_region_continues_at_the_common_top() {
     {
         let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
         let _unmaps = space.write(&cpu0, [page, NOWHERE], P);
-        assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - 2 * REGION - P);
+        assert_eq!(map(&cpu1, &space, None, P), MMAP_BASE - 2 * REGION - P);
     }
     let (lowest, top) = (vm.machine().lowest_address(), MMAP_BASE - 2 * REGION);
     let fixed = MapFlags::PRIVATE | MapFlags::ANONYMOUS | MapFlags::NORESERVE | MapFlags::FIXED;
     space.mmap(&cpu0, lowest, top - lowest, Prot::READ, fixed).unwrap();
-    assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - P);
+    assert_eq!(map(&cpu1, &space, None, P), MMAP_BASE - P);
     finish(cpu0, space);
 }
 
@@ -102,7 +102,7 @@ fn map_apart(
 ) -> u64 {
     let page = VirtRange::new(MMAP_BASE - P, MMAP_BASE);
     let _unmaps = space.write(cpu0, [page, NOWHERE], P);
-    space.mmap(cpu1, 0, P, Prot::READ | Prot::WRITE, MAPS).unwrap()
+    space.mmap(cpu1, None, P, Prot::READ | Prot::WRITE, MAPS).unwrap()
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn the_owner_of_a_space_maps_at_the_common_top() {
     assert_eq!(map_apart(&cpu0, &cpu1, &space), MMAP_BASE - 2 * REGION - P);
     vm.set(Setting::EditInPlace(true));
     let own = Space::new(&cpu1).unwrap();
-    assert_eq!(map(&cpu1, &own, 0, P), MMAP_BASE - P);
+    assert_eq!(map(&cpu1, &own, None, P), MMAP_BASE - P);
     own.exit(&cpu1);
     finish(cpu0, space);
 }
@@ -127,11 +127,11 @@ fn a_mapping_that_must_merge_goes_to_the_common_top() {
     let [cpu0, cpu1] = [0, 1].map(|id| cpu(&vm, id));
     let space = Space::new(&cpu0).unwrap();
     map_apart(&cpu0, &cpu1, &space);
-    assert_eq!(map(&cpu0, &space, 0, P), MMAP_BASE - P);
+    assert_eq!(map(&cpu0, &space, None, P), MMAP_BASE - P);
     vm.set(Setting::MaxMapCount(2));
-    assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - 2 * P);
+    assert_eq!(map(&cpu1, &space, None, P), MMAP_BASE - 2 * P);
     vm.set(Setting::MaxMapCount(3));
-    assert_eq!(map(&cpu1, &space, 0, P), MMAP_BASE - 2 * REGION - 2 * P);
+    assert_eq!(map(&cpu1, &space, None, P), MMAP_BASE - 2 * REGION - 2 * P);
     finish(cpu0, space);
 }
 
@@ -147,7 +147,7 @@ fn a_mapping_in_a_region_keeps_the_stack_guard_free() {
     let placed = map_apart(&cpu0, &cpu1, &space);
     assert_eq!(placed, top + 2 * P - STACK_GUARD - P);
     // Nor does a hint go there.
-    assert_eq!(map(&cpu1, &space, top, P), placed - P);
+    assert_eq!(map(&cpu1, &space, Some(top), P), placed - P);
     finish(cpu0, space);
 }
 
@@ -166,7 +166,7 @@ fn a_mapping_waits_for_its_requested_address() {
         let claim = space.write(&cpu0, [VirtRange::page(16 * P), NOWHERE], P);
         let maps = scope.spawn(|| {
             let cpu1 = cpu(&vm, 1);
-            [16 * P, 0].map(|hint| map(&cpu1, &space, hint, P))
+            [Some(16 * P), None].map(|hint| map(&cpu1, &space, hint, P))
         });
         pause();
         drop(claim);
@@ -190,7 +190,7 @@ fn an_address_taken_during_the_wait_is_not_used() {
             space.mmap(&cpu(&vm, 2), place, P, Prot::READ, there)
         });
         pause();
-        let maps = scope.spawn(|| map(&cpu(&vm, 1), &space, 0, P));
+        let maps = scope.spawn(|| map(&cpu(&vm, 1), &space, None, P));
         pause();
         drop(claim);
         // Either call may be first.

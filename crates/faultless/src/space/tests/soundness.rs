@@ -66,19 +66,19 @@ const OPERATIONS: &[Operation] = &[
     }),
     ("fault, segv", |cpu, space, _| done(space.fault_remote(cpu, 2 * AT, Access::Write))),
     ("exit_thread", |cpu, space, _| space.exit_thread(cpu, &ThreadStreams::new())),
-    ("mmap", |cpu, space, _| done(space.mmap(cpu, 0, P, RW, PRIVATE))),
+    ("mmap", |cpu, space, _| done(space.mmap(cpu, None, P, RW, PRIVATE))),
     ("mmap, shared", |cpu, space, _| {
-        done(space.mmap(cpu, 0, P, RW, MapFlags::SHARED | MapFlags::ANONYMOUS));
+        done(space.mmap(cpu, None, P, RW, MapFlags::SHARED | MapFlags::ANONYMOUS));
     }),
     ("mmap_object", |cpu, space, object| {
         let backing = Backing { object, first: 0, may_write: true };
-        done(space.mmap_object(cpu, 0, P, RW, MapFlags::SHARED, backing));
+        done(space.mmap_object(cpu, None, P, RW, MapFlags::SHARED, backing));
     }),
     ("mmap_device", |cpu, space, _| {
         let (first, cache) = (cpu.vm().machine().device(), CacheMode::Uncached);
         let device = DeviceMemory { first, cache, tag: 0, may_write: true };
         // SAFETY: the call panics.
-        done(unsafe { space.mmap_device(cpu, 0, P, RW, MapFlags::SHARED, device) });
+        done(unsafe { space.mmap_device(cpu, None, P, RW, MapFlags::SHARED, device) });
     }),
     ("pin", |cpu, space, _| done(space.pin(cpu, AT, P, true))),
     ("munmap", |cpu, space, _| done(space.munmap(cpu, AT, P))),
@@ -94,7 +94,7 @@ const OPERATIONS: &[Operation] = &[
     ("mremap, no length", |cpu, space, _| {
         done(space.mremap(cpu, AT, 0, 0, RemapFlags::empty(), 0));
     }),
-    ("mmap, no length", |cpu, space, _| done(space.mmap(cpu, 0, 0, RW, PRIVATE))),
+    ("mmap, no length", |cpu, space, _| done(space.mmap(cpu, None, 0, RW, PRIVATE))),
     ("mincore, no length", |cpu, space, _| done(space.mincore(cpu, AT, 0, drop))),
     ("mincore, unaligned", |cpu, space, _| done(space.mincore(cpu, AT + 1, P, drop))),
     ("evict, no length", |cpu, space, _| done(space.evict(cpu, AT, 0))),
@@ -162,7 +162,7 @@ fn spaces_and_objects_require_cpus_of_their_vm() {
         let elsewhere = Space::new(&other).unwrap();
         let backing = Backing { object: &object, first: 0, may_write: true };
         let said = says("mmap_object", || {
-            elsewhere.mmap_object(&other, 0, P, RW, MapFlags::SHARED, backing)
+            elsewhere.mmap_object(&other, None, P, RW, MapFlags::SHARED, backing)
         });
         assert!(said.contains("of another Vm"), "{said}");
         let said = says("revoke", || elsewhere.revoke(&other, &object, 0..1, PrivateCopies::Keep));

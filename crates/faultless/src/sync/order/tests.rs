@@ -359,7 +359,7 @@ fn a_call_in_a_section_is_detected_if_it_waits() {
         let record = cpu.local().order();
         let space = Space::new(&cpu).unwrap();
         let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
-        let at = space.mmap(&cpu, 0, PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
+        let at = space.mmap(&cpu, None, PAGE_SIZE, Prot::READ | Prot::WRITE, flags).unwrap();
         space.fault_remote(&cpu, at, Access::Write).unwrap();
         assert_eq!(record.names().next(), None, "{locking:?}");
         let refused = |call: &dyn Fn()| {

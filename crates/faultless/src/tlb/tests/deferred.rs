@@ -5,7 +5,8 @@ use crate::file::Object;
 use crate::knob::Setting;
 use crate::machine::{CpuId, Invalidate};
 use crate::reclaim::tests::tiers::tiers;
-use crate::space::tests::migrations::{moved, read_only_pages};
+use crate::space::tests::migration_flushes::read_only_pages;
+use crate::space::tests::migrations::moved;
 use crate::space::{Prot, Space};
 use crate::stat::Counter;
 use crate::testing::guest::{

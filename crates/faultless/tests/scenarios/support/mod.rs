@@ -25,8 +25,10 @@ pub mod heap;
 pub mod machine;
 pub mod oracle;
 pub mod sticky;
+pub mod world;
 
-pub use guest::{Guest, World};
+pub use guest::Guest;
+pub use world::World;
 
 use faultless::sync::mutant::{self, Mutant};
 use faultless::{Locking, MapFlags, Prot};

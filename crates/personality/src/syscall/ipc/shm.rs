@@ -74,7 +74,8 @@ pub fn shmat(args: Args<'_>) -> Result {
     flags.set(MapFlags::FIXED, asked && replaces);
     flags.set(MapFlags::FIXED_NOREPLACE, asked && !replaces);
     let backing = Backing { object: &object, first: 0, may_write: how & READ_ONLY == 0 };
-    let start = space().mmap_object(percpu::cpu(), addr, bytes, prot, flags, backing);
+    let at = asked.then_some(addr);
+    let start = space().mmap_object(percpu::cpu(), at, bytes, prot, flags, backing);
     let start = start.map_err(|error| match Errno::from(error) {
         // Existing mappings are replaced only with `SHM_REMAP`.
         Errno::EEXIST => Errno::EINVAL,
