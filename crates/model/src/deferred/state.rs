@@ -3,32 +3,32 @@
 use super::*;
 
 impl State {
-    fn free(&self) -> Option<Frame> {
+    pub(super) fn free(&self) -> Option<Frame> {
         self.frames.iter().position(|owner| *owner == Owner::Free).map(|at| at as Frame)
     }
 
     /// Returns whether `frame` still belongs to the page, or waits for the flush of its
     /// translations.
-    fn is_pages(&self, frame: Frame) -> bool {
+    pub(super) fn is_pages(&self, frame: Frame) -> bool {
         matches!(self.frames[frame as usize], Owner::Page | Owner::Owed(_))
     }
 
     /// A load by a translation to `frame`.
-    fn load(&mut self, frame: Frame) {
+    pub(super) fn load(&mut self, frame: Frame) {
         self.stale |= !self.is_pages(frame);
         self.lost |= self.bytes[frame as usize] != self.shows;
     }
 
-    fn is_pending(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         self.pending > self.paid
     }
 
-    fn note_flush(&mut self, cpu: usize, before: Stamp) {
+    pub(super) fn note_flush(&mut self, cpu: usize, before: Stamp) {
         self.flushed[cpu] = self.flushed[cpu].max(before);
     }
 
     /// Law 6: each frame is at the place named by its owner, and nowhere else.
-    fn is_accounted(&self) -> bool {
+    pub(super) fn is_accounted(&self) -> bool {
         self.frames.iter().enumerate().all(|(at, owner)| {
             let frame = at as Frame;
             let mapped = matches!(self.entry, Slot::Leaf(it, _) if it == frame);
@@ -53,7 +53,7 @@ impl State {
     }
 
     /// Returns whether any frame waits.
-    fn owes(&self) -> bool {
+    pub(super) fn owes(&self) -> bool {
         self.frames.iter().any(|owner| matches!(owner, Owner::Owed(_)))
     }
 }

@@ -3,12 +3,12 @@
 use super::*;
 
 impl Deferral {
-    fn lost(&self, mutant: Mutant) -> bool {
+    pub(super) fn lost(&self, mutant: Mutant) -> bool {
         self.lost == Some(mutant)
     }
 
     /// The next step of CPU `cpu`, but for stores.
-    fn cpu(&self, state: &mut State, cpu: usize) -> Option<()> {
+    pub(super) fn cpu(&self, state: &mut State, cpu: usize) -> Option<()> {
         state.cpus[cpu] = match state.cpus[cpu] {
             At::Away => {
                 state.in_set[cpu] = true;
@@ -71,7 +71,7 @@ impl Deferral {
     }
 
     /// CPU `cpu` stores, or takes the next step of a fault for the store.
-    fn store(&self, state: &mut State, cpu: usize) -> Option<()> {
+    pub(super) fn store(&self, state: &mut State, cpu: usize) -> Option<()> {
         if state.cpus[cpu] != At::Program || state.stores == 0 {
             return None;
         }
@@ -89,7 +89,7 @@ impl Deferral {
     }
 
     /// CPU `cpu` is interrupted, or serves a request during a wait.
-    fn serve(state: &mut State, cpu: usize) -> Option<()> {
+    pub(super) fn serve(state: &mut State, cpu: usize) -> Option<()> {
         if !state.posted[cpu] || !matches!(state.cpus[cpu], At::Program | At::Fault(_)) {
             return None;
         }
@@ -101,7 +101,7 @@ impl Deferral {
 
     /// CPU `cpu` drops all translations. It may hold translations for a waiting frame, or of an
     /// aged page.
-    fn flush(state: &mut State, cpu: usize) -> Option<()> {
+    pub(super) fn flush(state: &mut State, cpu: usize) -> Option<()> {
         let owes = state.flushed[cpu] < state.owes[cpu] && state.owes();
         let is_aged = state.aged.is_some_and(|stamp| state.flushed[cpu] < stamp);
         if state.cpus[cpu] != At::Program || !(owes || is_aged) {
@@ -115,7 +115,7 @@ impl Deferral {
         Some(())
     }
 
-    fn leave(state: &mut State, cpu: usize) -> Option<()> {
+    pub(super) fn leave(state: &mut State, cpu: usize) -> Option<()> {
         if state.cpus[cpu] != At::Program {
             return None;
         }
@@ -123,7 +123,7 @@ impl Deferral {
         Some(())
     }
 
-    fn age(state: &mut State) -> Option<()> {
+    pub(super) fn age(state: &mut State) -> Option<()> {
         let (Kernel::Idle, Slot::Leaf(..), true) = (state.kernel, state.entry, state.accessed)
         else {
             return None;
@@ -134,7 +134,7 @@ impl Deferral {
     }
 
     /// Returns whether no CPU can have a translation of the page, whose entry is busy.
-    fn is_flush_free(&self, state: &State) -> bool {
+    pub(super) fn is_flush_free(&self, state: &State) -> bool {
         let since = |stamp| {
             let has_flushed = |cpu: usize| state.flushed[cpu] >= stamp || !state.in_set[cpu];
             (0..RUNNING).all(has_flushed) || self.lost(Mutant::FlushFreeChecksStamps)
@@ -143,7 +143,10 @@ impl Deferral {
     }
 
     /// The kernel begins an operation.
-    fn begin(state: &mut State, then: impl FnOnce(&mut State) -> Option<Then>) -> Option<()> {
+    pub(super) fn begin(
+        state: &mut State,
+        then: impl FnOnce(&mut State) -> Option<Then>,
+    ) -> Option<()> {
         let (Kernel::Idle, Slot::Leaf(frame, stores)) = (state.kernel, state.entry) else {
             return None;
         };
@@ -155,7 +158,7 @@ impl Deferral {
     }
 
     /// The kernel writes to the page, as `write` to a file does.
-    fn write(&self, state: &mut State) -> Option<()> {
+    pub(super) fn write(&self, state: &mut State) -> Option<()> {
         let there = match (state.kernel, state.entry) {
             (Kernel::Idle, Slot::Leaf(frame, _)) => Some(frame),
             (Kernel::Idle, Slot::Out) => None,
@@ -176,7 +179,7 @@ impl Deferral {
     }
 
     /// The kernel's next step.
-    fn kernel(&self, state: &mut State) -> Option<()> {
+    pub(super) fn kernel(&self, state: &mut State) -> Option<()> {
         state.kernel = match state.kernel {
             Kernel::Idle => return None,
             Kernel::Ages => {
@@ -258,7 +261,7 @@ impl Deferral {
     }
 
     /// The next step of a settlement.
-    fn settle(&self, state: &mut State) -> Option<()> {
+    pub(super) fn settle(&self, state: &mut State) -> Option<()> {
         state.settlement = match state.settlement {
             // The lock of the stamps.
             _ if matches!(state.kernel, Kernel::Defers(..))
@@ -302,7 +305,7 @@ impl Deferral {
     }
 
     /// A collection begins.
-    fn collect(state: &mut State) -> Option<()> {
+    pub(super) fn collect(state: &mut State) -> Option<()> {
         let may = state.settlement == Settlement::None
             && state.owes()
             && !matches!(state.kernel, Kernel::Defers(..));
@@ -311,7 +314,7 @@ impl Deferral {
     }
 
     /// Marks stamps up to `stamp` as paid, and frees the frames that wait for them.
-    fn pay(&self, state: &mut State, stamp: Stamp) {
+    pub(super) fn pay(&self, state: &mut State, stamp: Stamp) {
         state.paid = state.paid.max(stamp);
         for owner in &mut state.frames {
             if let Owner::Owed(stamp) = *owner
