@@ -131,22 +131,22 @@ impl Meter {
     /// # Errors
     /// The host has too little memory, or a setting cannot be changed.
     pub fn round(&mut self, observer: &dyn Observer) -> Result<(), Error> {
-        self.single.extend(positive_life(Way::Single)?);
-        self.populated.extend(positive_life(Way::Populated)?);
-        self.pretouched.extend(positive_life(Way::Pretouched)?);
+        add(&mut self.single, life(Way::Single)?);
+        add(&mut self.populated, life(Way::Populated)?);
+        add(&mut self.pretouched, life(Way::Pretouched)?);
         for order in self.orders.clone() {
             let _loan = self.permit(order, observer)?;
             if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
                 thread::sleep(REPORTED);
-                self.fresh.extend(fresh_huge()?.filter(|cost| *cost > 0.0));
+                add(&mut self.fresh, fresh_huge()?);
             }
-            self.folios[usize::from(order)].extend(positive_life(Way::Folios(order))?);
+            add(&mut self.folios[usize::from(order)], life(Way::Folios(order))?);
         }
         if self.shares {
-            self.shared[0].extend(positive_life(Way::Shared)?);
+            add(&mut self.shared[0], life(Way::Shared)?);
             let _loan = if self.consent { Loan::permit_shared(observer)? } else { None };
             if Shmem::read().mode != Mode::Never {
-                self.shared[1].extend(positive_life(Way::SharedHuge)?);
+                add(&mut self.shared[1], life(Way::SharedHuge)?);
             }
         }
         Ok(())
@@ -287,9 +287,9 @@ impl Costs {
     }
 }
 
-/// Returns the [cost of a page](life) if the cost is positive.
-fn positive_life(way: Way) -> Result<Option<f64>, Error> {
-    Ok(life(way)?.filter(|cost| *cost > 0.0))
+/// Adds the cost of one round to `rounds` if the cost is positive.
+fn add(rounds: &mut Vec<f64>, cost: Option<f64>) {
+    rounds.extend(cost.filter(|cost| *cost > 0.0));
 }
 
 /// Measures half the time to create and remove an untouched mapping.
@@ -361,6 +361,15 @@ pub(super) mod tests {
         assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
         assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
         assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
+    }
+
+    #[test]
+    fn only_positive_costs_are_added() {
+        let mut rounds = Vec::new();
+        for cost in [None, Some(-3.0), Some(0.0), Some(f64::NAN), Some(7.0)] {
+            add(&mut rounds, cost);
+        }
+        assert_eq!(rounds, [7.0]);
     }
 
     #[test]
