@@ -57,6 +57,17 @@ use alloc::boxed::Box;
 /// its share by [`release`](Self::release), or drops it. If a dropped share is the last, a CPU that
 /// makes another object, or calls [`Cpu::end_dropped`](crate::Cpu::end_dropped), ends the object
 /// later.
+///
+/// The methods of an object, and of its shares, by purpose:
+///
+/// | purpose | methods |
+/// |---|---|
+/// | create, end | [`try_new`](Self::try_new), [`try_new_charged`](Self::try_new_charged), [`of_store`](Self::of_store), [`release`](Self::release) |
+/// | length | [`pages`](Self::pages), [`bytes`](Self::bytes), [`set_pages`](Self::set_pages), [`set_len`](crate::Shared::set_len), [`punch`](crate::Shared::punch) |
+/// | resident pages | [`has_page`](Self::has_page), [`resident_pages`](Self::resident_pages), [`each_resident`](Self::each_resident), [`evict`](Self::evict), [`drop_clean`](Self::drop_clean), [`free_pages`](Self::free_pages) |
+/// | contents | [`read_page`](crate::Shared::read_page), [`write_page`](crate::Shared::write_page), [`overwrite_page`](crate::Shared::overwrite_page) |
+/// | reads from the store | [`read_ahead`](crate::Shared::read_ahead), [`read_in_sequence`](crate::Shared::read_in_sequence), [`read_exactly`](crate::Shared::read_exactly), [`note_stored`](crate::Shared::note_stored) |
+/// | writes to the store | [`is_dirty`](Self::is_dirty), [`write_back`](crate::Shared::write_back), [`sync`](crate::Shared::sync), [`errors_seen`](Self::errors_seen), [`write_error`](Self::write_error) |
 #[derive(Debug)]
 pub struct Object {
     pub(super) root: Root,
