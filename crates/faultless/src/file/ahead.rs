@@ -40,12 +40,12 @@ fn seen_as(entry: Entry) -> Seen {
 const LONG: u64 = 16;
 
 /// Returns the order of the longest window after the run of used pages that ends beside `page`,
-/// searching at most `most` pages: half of a long run. A predictor's window grows at once for all
-/// long runs, but a run may end soon.
+/// searching at most `most` pages on each side: half of a long run. A predictor's window grows at
+/// once for all long runs, but a run may end soon.
 fn longest_after(page: u64, most: u64, look: impl Fn(u64) -> Seen) -> u8 {
     let used = |page: &u64| look(*page) == Seen::Used;
     let below = (page.saturating_sub(most)..page).rev().take_while(used).count();
-    let above = (page + 1..page.saturating_add(most)).take_while(used).count();
+    let above = (page + 1..=page.saturating_add(most)).take_while(used).count();
     let run = below.max(above) as u64;
     if run < LONG { MAX_ORDER } else { (run / 2).ilog2() as u8 }
 }

@@ -27,15 +27,17 @@ fn short_run_does_not_limit_the_window() {
     }
 }
 
-/// A search for a long run ends after `most` pages.
+/// A search for a long run ends after `most` pages on each side.
 #[test]
 fn search_for_a_run_is_limited() {
     for most in LONG..100 {
-        let order = longest_after(1000, most, |page| {
-            assert!((1000 - most..1000 + most).contains(&page), "{page} of {most}");
-            if page < 1000 { Seen::Used } else { Seen::Empty }
-        });
-        assert_eq!(order, (most / 2).ilog2() as u8, "{most} pages");
+        for above in [false, true] {
+            let order = longest_after(1000, most, |page| {
+                assert!((1000 - most..=1000 + most).contains(&page), "{page} of {most}");
+                if (page > 1000) == above { Seen::Used } else { Seen::Empty }
+            });
+            assert_eq!(order, (most / 2).ilog2() as u8, "{most} pages, above: {above}");
+        }
     }
 }
 
