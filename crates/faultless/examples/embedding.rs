@@ -192,8 +192,9 @@ impl Disk {
 // ANCHOR_END: store
 
 // ANCHOR: background
-/// The timer interrupt of a CPU, or a kernel thread that runs every few milliseconds. Evicts pages
-/// before programs run out of frames, and moves at most 32 pages to fast memory.
+/// The body of a kernel thread that a timer wakes every few milliseconds. Evicts pages before
+/// programs run out of frames, and moves at most 32 pages to fast memory. (The interrupt handler
+/// itself must not call this function, because it may interrupt a call of the same CPU.)
 fn tick(cpu: &Cpu<'_, Board>) {
     cpu.background(32);
 }

@@ -109,8 +109,9 @@
 //!
 //! The subsystem has no threads of its own. A CPU that runs out of frames frees some in the current
 //! call. For work that is better done in advance, a kernel calls [`Cpu::background`], on any of its
-//! CPUs and at any rate: from a timer, and in the idle loop. The call returns soon if there is no
-//! work. The single calls, for kernels with different rates, and the calls that remain:
+//! CPUs and at any rate: in a kernel thread that a timer wakes, and in the idle loop, but never in
+//! an interrupt handler. The call returns soon if there is no work. The single calls, for kernels
+//! with different rates, and the calls that remain:
 //!
 //! | call | effect | when |
 //! |---|---|---|

@@ -25,7 +25,7 @@ fn the_laws_hold_in_every_state() {
 }
 
 #[test]
-fn the_laws_hold_with_cold_pages() {
+fn the_laws_hold_with_flush_free_pages() {
     common::hold(model(ROUNDS[1], None));
 }
 

@@ -88,7 +88,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
             None => match self.adopt(swap, seen, (name, now), meta) {
                 Some(taken) => {
                     taken.commit(Entry::NONE);
-                    // The page keeps the use count (`lives`) from before the swap.
+                    // The page keeps the use count from before the swap.
                     held.commit(self.private_leaf(source).aged().used());
                     FaultKind::Swapped
                 }

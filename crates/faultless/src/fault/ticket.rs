@@ -80,13 +80,14 @@ pub enum Abort {
     Unmapped,
     /// The VMA has no anon_vma, and this attempt may not make one.
     NoAnon,
-    /// The VMA forbids the access.
+    /// The VMA forbids the access. The VMA of a speculation is not validated, so the fallback checks
+    /// again.
     Access,
     /// A table above the entry changed.
     TableChanged,
     /// No frame was available without waiting.
     NoMemory,
-    /// The heap was exhausted when an anon_vma was needed.
+    /// The heap was exhausted when an anon_vma or a VMA of a grown stack was needed.
     NoHeap,
     /// The page lies beyond the end of its object, or the object has reached its maximum number of
     /// pages.

@@ -250,8 +250,13 @@ impl<M: Machine> Cpu<'_, M> {
             let mut got = 0;
             if !is_enough(0) && !backoff.leaves_out() {
                 let before = frames.available() + frames.flush_pending_count();
-                got = self.reclaim_until(|_, found| is_enough(found));
-                if got >= WORTH && before + got < goal && !self.swaps_elsewhere() {
+                let mut found_enough = false;
+                got = self.reclaim_until(|_, found| {
+                    found_enough = is_enough(found);
+                    found_enough
+                });
+                let covered = !found_enough && !self.swaps_elsewhere();
+                if covered && got >= WORTH && before + got < goal {
                     // The scan covered all of memory. No CPU can have taken frames that were never
                     // free.
                     clock.lower_reach(before + got);

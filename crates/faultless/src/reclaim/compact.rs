@@ -24,6 +24,7 @@
 //! The hands keep their positions between calls. So a background call may move only a few pages,
 //! and the next call continues.
 
+use super::backoff::Backoff;
 use super::isolate::BATCH;
 use super::migrate::Moving;
 use crate::addr::FrameNumber;
@@ -60,12 +61,14 @@ pub(crate) struct Compaction {
     /// By node: the next block to empty, and the end of the block that may have room next, as frame
     /// numbers.
     hands: [[AtomicU32; 2]; MAX_NODES],
+    /// The calls in the background.
+    ahead: Backoff,
 }
 
 impl Compaction {
     pub(crate) fn new() -> Self {
         let hands = core::array::from_fn(|_| [0; 2].map(AtomicU32::new));
-        Self { busy: AtomicBool::new(false), hands }
+        Self { busy: AtomicBool::new(false), hands, ahead: Backoff::new() }
     }
 
     /// Begins a compaction, unless another CPU is compacting.
@@ -96,11 +99,20 @@ pub(crate) struct Limits {
     pub(crate) looks: u64,
     /// The maximum number of pages to move for one block.
     pub(crate) each: u32,
+    /// Whether the call first does all deferred flushes and gives back the free frames of the CPU.
+    pub(crate) gathers: bool,
 }
 
 impl Limits {
     const fn bounded(blocks: u64, pages: u64) -> Self {
-        Self { order: HUGE_ORDER, blocks, pages, looks: LOOKS, each: 1 << (HUGE_ORDER - 1) }
+        Self {
+            order: HUGE_ORDER,
+            blocks,
+            pages,
+            looks: LOOKS,
+            each: 1 << (HUGE_ORDER - 1),
+            gathers: true,
+        }
     }
 }
 
@@ -129,24 +141,28 @@ impl<M: Machine> Cpu<'_, M> {
             pages: u64::MAX,
             looks: u64::MAX,
             each,
+            gathers: true,
         })
     }
 
     /// Continues compaction in the background: moves about `pages` pages at most, and checks a
     /// bounded number of blocks, unless 1/16 of memory is in free blocks of 2 MiB. For a
     /// low-priority kernel thread, which checks for other work between calls. Moves pages only if
-    /// the gain is at least twice the memory moved. Does nothing if memory has less than 32 MiB.
+    /// the gain is at least twice the memory moved. Does nothing if memory is short or has less
+    /// than 32 MiB. After calls that move no page, up to 255 further calls return at once.
     ///
     /// Not allowed inside a closure that lists areas, nor in a store's call.
     pub fn compact_ahead(&self, pages: u64) -> Compacted {
         let frames = &self.vm().frames;
         let wanted = (frames.limit() / AHEAD) >> HUGE_ORDER;
         let missing = wanted - frames.free_blocks(HUGE_ORDER, wanted, self);
-        if missing == 0 {
-            Compacted::default()
-        } else {
-            self.compact_by(Limits::bounded(missing, pages))
+        let backoff = &self.vm().compaction.ahead;
+        if missing == 0 || !frames.can_spare(2 << HUGE_ORDER) || backoff.leaves_out() {
+            return Compacted::default();
         }
+        let done = self.compact_by(Limits { gathers: false, ..Limits::bounded(missing, pages) });
+        backoff.tried(done.moved != 0);
+        done
     }
 
     /// Makes a free block of 2 MiB, if there is none and enough scattered frames are free in the
@@ -164,8 +180,9 @@ impl<M: Machine> Cpu<'_, M> {
     /// Compacts all memory, in blocks of 2^`order` frames: for checks on small machines.
     #[cfg(any(loom, shuttle))]
     pub fn compact_small(&self, order: u8) -> Compacted {
+        let (blocks, pages, looks) = (u64::MAX, u64::MAX, u64::MAX);
         let each = (1 << order) - 1;
-        self.compact_by(Limits { order, blocks: u64::MAX, pages: u64::MAX, looks: u64::MAX, each })
+        self.compact_by(Limits { order, blocks, pages, looks, each, gathers: true })
     }
 
     /// Returns the number of free blocks of 2 MiB.
@@ -178,7 +195,11 @@ impl<M: Machine> Cpu<'_, M> {
         let mut done = Compacted::default();
         let Some(turn) = self.vm().compaction.begin() else { return done };
         let _holds = self.hold_pages();
-        self.gather_freed();
+        if limits.gathers {
+            self.gather_freed();
+        } else {
+            self.free_flushed();
+        }
         let near = self.vm().machine().nearest_node(self.id());
         let mut limits = limits;
         for node in core::iter::once(near).chain(self.nodes().filter(|node| *node != near)) {

@@ -27,10 +27,10 @@ pub(crate) struct Holder(RegionCounter);
 impl<M: Machine> Cpu<'_, M> {
     /// Step 1; the drop ends the call. A nested call is part of the outer call.
     pub(crate) fn hold_pages(&self) -> Region<'_> {
-        let stay = self.state().holder.0.begin();
+        let region = self.state().holder.0.begin();
         // A CPU that finds a reference taken from here on finds the call.
         fence(Ordering::Release);
-        stay
+        region
     }
 
     /// Step 2; the wait also ends if `enough` returns true.

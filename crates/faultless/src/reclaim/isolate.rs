@@ -361,7 +361,8 @@ impl<'s> Batch<'s> {
                 );
                 self.added += 1;
             } else {
-                // SAFETY: flushed.
+                // SAFETY: flushed, or no CPU has a translation, because the page is flush-free
+                // (`reclaim::flush_free`).
                 free(unsafe { flush_pending.assume_flushed() });
             }
             return true;

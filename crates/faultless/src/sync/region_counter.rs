@@ -42,14 +42,14 @@ impl RegionCounter {
     /// `any`, which records that any CPU has entered this way. A CPU that closes the object and
     /// then [waits](await_all) finds this region, or this CPU finds the object closed.
     pub fn begin_checked(&self, any: &AtomicBool) -> Region<'_> {
-        let stay = self.begin();
+        let region = self.begin();
         if !any.load(Ordering::Relaxed) {
             any.store(true, Ordering::Relaxed);
         }
         if !lost(Mutant::LookFence) {
             fence(Ordering::SeqCst);
         }
-        stay
+        region
     }
 
     /// Waits until the CPU's current region, if any, has ended, or until `enough` returns true.

@@ -19,8 +19,8 @@ pub struct Background {
 }
 
 impl Background {
-    /// Returns whether the call did no work. A further call does no work either, until programs
-    /// allocate, free or use memory, or until scans that found no page are due again.
+    /// Returns whether the call released, moved and zeroed nothing. A scan of the next call may
+    /// still find pages to move, so a CPU that halts makes a call from time to time.
     pub fn is_idle(&self) -> bool {
         *self == Self::default()
     }
@@ -36,9 +36,10 @@ impl<M: Machine> Cpu<'_, M> {
     /// together. The number of evicted pages depends on the missing frames alone, because programs
     /// wait for these frames.
     ///
-    /// A kernel calls this function from a timer, and in the idle loop until the result
-    /// [is idle](Background::is_idle). A kernel with different rates for different work makes the
-    /// single calls.
+    /// A kernel calls this function regularly in a kernel thread or before the return to user mode,
+    /// and in the idle loop until the result [is idle](Background::is_idle). An interrupt handler
+    /// must not call it, because it may interrupt a call of the same CPU ([`Vm::cpu`]). A kernel
+    /// with different rates for different work makes the single calls.
     ///
     /// Not allowed inside a closure that lists areas, nor in a store's call.
     ///
@@ -67,10 +68,22 @@ impl<M: Machine> Cpu<'_, M> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use super::Background;
     use crate::knob::Setting;
+    use crate::reclaim::compact::Compacted;
     use crate::reclaim::tests::swap::swap_on;
-    use crate::space::Space;
+    use crate::reclaim::tiers::Balanced;
+    use crate::space::tests::migration_flushes::read_only_pages;
+    use crate::space::tests::migrations::moved;
+    use crate::space::{Advice, Space};
     use crate::testing::guest::{self, AT, FIXED, P, RW, cpu, store};
+
+    const IDLE: Background = Background {
+        released: 0,
+        balanced: Balanced { demoted: 0, promoted: 0, evicted: 0 },
+        zeroed: 0,
+        compacted: Compacted { blocks: 0, moved: 0 },
+    };
 
     #[test]
     fn background_zeroes_within_its_budget_and_then_is_idle() {
@@ -101,6 +114,35 @@ mod tests {
         }
         assert!(released >= 2000 - 1024, "{released}");
         space.exit(&cpu);
+    }
+
+    /// Memory is scattered, and too short for a compaction: frames that wait for a flush keep
+    /// waiting.
+    #[test]
+    fn background_defers_flushes_while_memory_is_scattered() {
+        let vm = guest::two_nodes(8192);
+        let cpu = cpu(&vm, 0);
+        let other = Space::new(&cpu).unwrap();
+        other.mmap(&cpu, AT, 16384 * P, RW, FIXED).unwrap();
+        let mut pages = 0;
+        while vm.free_frames() > 100 {
+            store(&cpu, &other, AT + pages * P, pages).unwrap();
+            pages += 1;
+        }
+        for page in (0..pages).step_by(9) {
+            other.madvise(&cpu, AT + page * P, P, Advice::DontNeed).unwrap();
+        }
+        cpu.drain();
+        let free = vm.free_frames();
+        assert!((1600..2000).contains(&free) && cpu.free_huge_blocks() == 0, "{free}");
+        let space = read_only_pages(&cpu, 8);
+        space.activate(&cpu);
+        assert_eq!(moved(&cpu, &space, (0, 8), 1), [Ok(1); 8]);
+        let pending = vm.usage().flush_pending;
+        assert_eq!((pending, cpu.background(64), vm.usage().flush_pending), (8, IDLE, 8));
+        // SAFETY: the CPU uses no translations.
+        unsafe { space.deactivate(&cpu) };
+        [space, other].into_iter().for_each(|space| space.exit(&cpu));
     }
 
     #[test]

@@ -215,7 +215,8 @@ impl<'v, M: Machine> Cpu<'v, M> {
         let last = self.vm.frames.meta(number).put_ref() == 0;
         if last {
             // SAFETY: this was the last reference. Every reference is dropped only after its
-            // mapping was flushed (space::batch), so no CPU holds a translation.
+            // mapping was flushed (space::batch), or while its page is flush-free
+            // (reclaim::flush_free). So no CPU holds a translation.
             let frame = unsafe { self.vm.frames.reclaim(number).assume_flushed() };
             self.free(frame);
         }

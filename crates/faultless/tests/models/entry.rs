@@ -3,7 +3,7 @@
 //!
 //! Bounds: two threads, all executions; three threads, at most four forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_entry`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom entry::`
 
 use crate::support::{Fair, explore};
 use faultless::FrameNumber;

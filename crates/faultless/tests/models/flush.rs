@@ -4,7 +4,7 @@
 //! Bounds: two threads, all executions; three threads, at most two forced switches. Under the model
 //! checker an inbox holds one request, so that two senders cause an overflow.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_flush`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom flush::`
 
 use crate::support::{Fair, Guarded, explore, local};
 use faultless::sync::atomic::{AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 //! Bounds: two threads, all executions; three threads, at most three forced switches, or two if two
 //! threads collect.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_grace`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom grace::`
 
 use crate::support::{Fair, Guarded, explore, local};
 use faultless::CpuId;

@@ -4,7 +4,7 @@
 //!
 //! Bounds: two threads, at most two forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_huge`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom huge::`
 
 use crate::support::explore;
 use crate::support::machine::{Toy, cpu, page, touch};

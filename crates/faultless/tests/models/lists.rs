@@ -5,7 +5,7 @@
 //! so lists are filled by one frame at a time, and hold two. (No CPU reads the list of another
 //! CPU.)
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_lists`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom lists::`
 
 use crate::support::{Fair, Guarded, explore, local};
 use faultless::FrameNumber;

@@ -4,7 +4,7 @@
 //! many words when they check each other: two threads, at most three forced switches; three
 //! threads, at most one.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_locks`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom locks::`
 
 use crate::support::{Fair, Guarded, explore, local};
 use faultless::sync::atomic::{AtomicBool, Ordering};

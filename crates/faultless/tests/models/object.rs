@@ -3,7 +3,7 @@
 //!
 //! Bounds: two threads, at most three forced switches; two if a space maps the object.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_object`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom object::`
 
 use crate::support::explore;
 use crate::support::machine::{Toy, cpu, page};

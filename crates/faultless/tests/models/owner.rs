@@ -3,7 +3,7 @@
 //!
 //! Bounds: two threads, all executions; three threads, at most three forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_owner`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom owner::`
 
 use crate::support::{Fair, Guarded, explore, local};
 use faultless::CpuId;

@@ -4,7 +4,7 @@
 //! Bounds: one CPU that reads up to three times, all executions; two reading CPUs, at most three
 //! forced switches.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_stays`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom region_counter::`
 
 use crate::support::{Fair, Guarded, explore};
 use faultless::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The structure that CPUs read while it is open.
 struct Shared {
-    stays: [RegionCounter; 2],
+    counters: [RegionCounter; 2],
     any: AtomicBool,
     closed: AtomicBool,
     looked_at: Guarded,
@@ -24,7 +24,7 @@ struct Shared {
 fn looks_against_an_end(switches: Option<usize>, cpus: usize, looks: usize) {
     explore(switches, move || {
         let shared = Arc::new(Shared {
-            stays: Default::default(),
+            counters: Default::default(),
             any: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             looked_at: Guarded::new(),
@@ -33,7 +33,7 @@ fn looks_against_an_end(switches: Option<usize>, cpus: usize, looks: usize) {
             let shared = shared.clone();
             thread::spawn(move || {
                 for _ in 0..looks {
-                    let _stay = shared.stays[cpu].begin_checked(&shared.any);
+                    let _region = shared.counters[cpu].begin_checked(&shared.any);
                     if !shared.closed.load(Ordering::Relaxed) {
                         shared.looked_at.get();
                     }
@@ -42,7 +42,7 @@ fn looks_against_an_end(switches: Option<usize>, cpus: usize, looks: usize) {
         };
         let lookers: Vec<_> = (0..cpus).map(looker).collect();
         shared.closed.store(true, Ordering::Relaxed);
-        await_all(&shared.any, &shared.stays, &Fair);
+        await_all(&shared.any, &shared.counters, &Fair);
         shared.looked_at.add();
         lookers.into_iter().for_each(|looker| looker.join().unwrap());
     });

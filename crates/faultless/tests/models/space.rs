@@ -4,7 +4,7 @@
 //!
 //! Bounds: two threads, at most two forced switches; one or three if a model says so.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_space`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom space::`
 
 use crate::support::machine::{Stage, Toy, map, page, two};
 use faultless::sync::atomic::Ordering;

@@ -5,7 +5,7 @@
 //! Bounds: two threads, at most three forced switches, two if a CPU moves pages; all executions for
 //! the table of one entry.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models loom_table`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p faultless --test models --target-dir target/loom table::`
 
 use crate::support::machine::{Stage, map, page, touch, two};
 use crate::support::{Fair, explore, local};

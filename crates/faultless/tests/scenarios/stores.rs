@@ -548,6 +548,22 @@ fn a_whole_page_against_a_failing_read() {
     world.finish_with(vec![space], vec![file]);
 }
 
+/// The disk cannot read page 0: programs can load from the page that is read together with it.
+fn loads_beside_a_bad_page() {
+    let world = World::unwatched(2, FRAMES);
+    let disk = Disk::new(2, 2);
+    disk.plan_reads(Some(Plan::Bad(0)));
+    let file = world.file(disk.clone());
+    let space = mapping(&world, &file, MapFlags::SHARED);
+    world.run(&[
+        (&space, &|guest| assert_eq!(guest.load(page(1)), Ok(2))),
+        (&space, &|guest| assert_eq!(guest.load(page(0)), Err(FaultError::Bus))),
+    ]);
+    disk.heal();
+    nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2]);
+    world.finish_with(vec![space], vec![file]);
+}
+
 /// A hole is punched, and the file is truncated, while the kernel overwrites whole pages. Later
 /// stores to the hole stay.
 fn whole_pages_against_cuts() {
@@ -589,6 +605,7 @@ mod tests {
     holds!(
         whole_pages_against_reads,
         a_whole_page_against_a_failing_read,
+        loads_beside_a_bad_page,
         whole_pages_against_cuts,
         reads_in_sequence_against_changes,
         faults_on_absent_pages,
@@ -625,6 +642,7 @@ mod needs {
         an_entry_held_while_joining: JoinHoldsEntry in [faults_on_absent_pages],
         a_frame_freed_by_the_end: EndFreesFrame in [a_pending_read_against_truncation],
         a_reference_dropped_in_one_step: DropsSole in [dropping_against_uses],
+        a_note_of_failed_pages: FailedIsNoted in [loads_beside_a_bad_page],
         a_turn: TurnExcludes in [kernel_writes_against_write_back],
     );
 }

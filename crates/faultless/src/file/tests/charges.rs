@@ -359,6 +359,5 @@ fn a_lowered_goal_rises_with_the_evictable_pages() {
     }
     let most = read(4 * FRAMES);
     assert!(most >= 3 * FRAMES / 32, "{most} frames are free at most, of {FRAMES}");
-    space.mlock(&cpu, AT, PAGES * P, MemoryLock::No).unwrap();
     finish(&cpu, space, Vec::from([file]));
 }

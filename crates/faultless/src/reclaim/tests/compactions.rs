@@ -19,7 +19,8 @@ const ORDER: u8 = 5;
 const PAGES: u64 = 700;
 
 fn limits(blocks: u64, pages: u64) -> Limits {
-    Limits { order: ORDER, blocks, pages, looks: u64::MAX, each: (1 << ORDER) - 1 }
+    let looks = u64::MAX;
+    Limits { order: ORDER, blocks, pages, looks, each: (1 << ORDER) - 1, gathers: true }
 }
 
 /// Stores to all pages, and frees all but one page in `kept`.
@@ -390,5 +391,20 @@ fn background_compaction_frees_twice_the_moved_memory() {
     with_large_memory(5, |cpu| {
         assert_eq!(cpu.compact_ahead(u64::MAX), done(0, 0));
         assert_eq!(cpu.compact(1).blocks, 1);
+    });
+}
+
+/// A call in the background without success is followed by calls that scan no block.
+#[test]
+fn unsuccessful_background_compaction_runs_less_often() {
+    with_large_memory(5, |cpu| {
+        let scanned = || cpu.vm().totals().get(Counter::CompactMigrateScanned);
+        let mut calls = Vec::new();
+        for call in 0..30 {
+            let before = scanned();
+            assert_eq!(cpu.compact_ahead(u64::MAX), done(0, 0));
+            calls.extend((scanned() != before).then_some(call));
+        }
+        assert_eq!(calls, [0, 2, 6, 14]);
     });
 }

@@ -485,7 +485,6 @@ fn the_truncated_part_of_an_evicted_page_is_zeros() {
     });
 }
 
-/// A huge text page is split if one of its pages is evicted.
 #[test]
 fn background_reclaim_frees_memory() {
     let vm = guest::vm(1, 1024);
@@ -507,6 +506,43 @@ fn background_reclaim_frees_memory() {
     assert!((2..8).contains(&aged), "{aged}");
     cpu.drain();
     finish(&cpu, space, Vec::from([file]));
+}
+
+/// Another CPU frees pages during a scan, which therefore ends early. The next call has the full
+/// goal.
+#[test]
+fn scan_that_ends_early_does_not_lower_the_goal() {
+    let ended_at = |nth: u64| {
+        let vm = guest::vm(2, 1024);
+        let (here, there) = (cpu(&vm, 0), cpu(&vm, 1));
+        let (space, other) = (Space::new(&here).unwrap(), Space::new(&here).unwrap());
+        let memory = Memory::new(400, 0);
+        let file = file(&here, &memory);
+        map(&here, &space, (0, 400), Prot::READ, SHARED, (&file, 0));
+        (0..400).for_each(|page| assert_eq!(load(&here, &space, AT + page * P), Ok(page + 1)));
+        guest::map(&here, &other, 0, 1000, RW);
+        let mut private = 0;
+        let mut take = || {
+            here.drain();
+            while vm.free_frames() > 80 {
+                store(&here, &other, AT + private * P, private).unwrap();
+                private += 1;
+            }
+        };
+        take();
+        let frees = || {
+            other.munmap(&there, AT, 40 * P).unwrap();
+            there.drain();
+        };
+        let is_reached = vm.machine().at_look(nth, frees, || drop(here.reclaim_ahead()));
+        take();
+        assert!(here.reclaim_ahead() >= 32, "memory is freed at look {nth}");
+        other.exit(&here);
+        finish(&here, space, Vec::from([file]));
+        is_reached
+    };
+    let reached = (1..).step_by(10).take_while(|nth| ended_at(*nth)).count();
+    assert!(reached > 2, "{reached} moments of the scan");
 }
 
 /// Another access maps the page again during its writeback. The page is not dropped together with

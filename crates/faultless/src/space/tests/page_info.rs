@@ -21,7 +21,10 @@ fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlac
         let alone = space.page_at(cpu, AT + at * P);
         let same = match place {
             PagePlace::Mapped(page) => alone == Some(*page),
-            PagePlace::Swapped { slot, .. } => space.entry_at(cpu, AT + at * P).slot() == *slot,
+            PagePlace::Swapped { slot, .. } => {
+                let entry = space.entry_at(cpu, AT + at * P);
+                entry.is_swapped() && entry.slot() == *slot
+            }
         };
         assert!(same, "{at}: {place:?}, and alone {alone:?}");
     }

@@ -67,7 +67,7 @@ impl<'s, T> Spot<'s, T> {
             return None;
         }
         let count = leaf.count() - removed + added;
-        let fits = count != 0 && matches!(path.fit(0, count), Fit::RegionCounter);
+        let fits = count != 0 && matches!(path.fit(0, count), Fit::Fits);
         let (less, more) = (Extent::default(), Extent::default());
         fits.then_some(Amend { path, less, more, marker: PhantomData })
     }

@@ -159,7 +159,7 @@ impl Draft {
         let parent = if level < path.top { path.at(level + 1) } else { 0 };
         let one = |slot| [slot, Slot::BLANK];
         match fit {
-            Fit::RegionCounter => {
+            Fit::Fits => {
                 node.splice(at, removed, new);
                 let root = Slot { target: this.cast(), ..Slot::BLANK };
                 let slot = if level < path.top { node.summary(this) } else { root };
@@ -208,7 +208,7 @@ impl Draft {
         for level in 0..=path.top {
             need += usize::from(!self.owns(path.step(level).node));
             (removed, new) = match path.fit(level, path.node(level).count() - removed + new) {
-                Fit::RegionCounter => (1, 1),
+                Fit::Fits => (1, 1),
                 Fit::Splits => {
                     // A root that splits gets another above it.
                     need += if level == path.top { 2 } else { 1 };

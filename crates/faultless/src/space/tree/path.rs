@@ -24,7 +24,7 @@ pub(super) struct Step {
 
 /// The effect of a changed number of slots on a node.
 pub(super) enum Fit {
-    RegionCounter,
+    Fits,
     /// Becomes two nodes.
     Splits,
     /// Takes in all slots of a sibling.
@@ -95,7 +95,7 @@ impl Path {
             return Fit::Splits;
         }
         if count >= MIN_FILL || level == self.top {
-            return Fit::RegionCounter;
+            return Fit::Fits;
         }
         let at = self.at(level + 1);
         let (parent, left) = (self.node(level + 1), at > 0);

@@ -17,6 +17,8 @@ pub enum Plan {
     Fail(usize),
     /// Reads at once, and reports the completion later.
     Later,
+    /// Reads fail at this page.
+    Bad(u64),
 }
 
 /// A kept read, and its number of bytes.
@@ -140,6 +142,12 @@ impl BackingStore for Disk {
         }
         match *self.reads.lock().unwrap() {
             Some(Plan::Fail(done)) => Err(StoreError { done, errno: Errno::EIO }),
+            Some(Plan::Bad(page)) => match page.checked_sub(first) {
+                Some(before) if before < run.bytes().div_ceil(PAGE_BYTES) as u64 => {
+                    Err(StoreError { done: before as usize * PAGE_BYTES, errno: Errno::EIO })
+                }
+                _ => Ok(done),
+            },
             Some(Plan::Later) => {
                 let reading = run.take_along().expect("it is taken once");
                 self.taken.lock().unwrap().push_back((reading, done));
