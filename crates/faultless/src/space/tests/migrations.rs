@@ -597,7 +597,12 @@ fn mremap_makes_notes_of_pages_shared_with_relatives() {
     let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
     let (there, away) = (AT + 100 * P, AT + 200 * P);
     let remap = |from, to| space.mremap(&cpu, from, 4 * P, 4 * P, flags, to).unwrap();
+    // A transient reference, as of a CPU that reads an entry, does not make a page shared.
+    let frame = space.page_at(&cpu, AT).unwrap().frame;
+    assert!(vm.frames.meta(frame).get_ref_unless_zero());
     remap(AT, there);
+    // SAFETY: the reference just taken, which never was a mapping.
+    unsafe { cpu.put_unmapped(frame) };
     assert_eq!(space.core.moves.count(), 0);
     check(&cpu, &[&space], &[], 0);
     let child = space.fork(&cpu).unwrap();
