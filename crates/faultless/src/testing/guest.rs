@@ -5,7 +5,7 @@ use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit_with;
 use crate::error::Errno;
 use crate::fault::prefault::ThreadStreams;
-use crate::fault::{Access, FaultError};
+use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::heap::Shared;
 use crate::knob::{Locking, Setting};
@@ -17,6 +17,7 @@ use crate::table::node::{self, LAST};
 use crate::table::walk::{Reached, descend};
 use crate::testing::TestMachine;
 use crate::vm::{Cpu, Vm};
+use std::time::{Duration, Instant};
 use std::vec;
 
 pub(crate) type TestVm = Vm<TestMachine>;
@@ -127,13 +128,17 @@ pub(crate) fn read_object(cpu: &TestCpu<'_>, object: &Shared<Object>, index: u64
     object.read_page(cpu, index, |at| at.map(|at| unsafe { at.cast::<u64>().read() })).unwrap()
 }
 
+/// The longest time for which an access waits for another CPU's read.
+const LONGEST_READ: Duration = Duration::from_secs(60);
+
 fn reach(
     cpu: &Cpu<'_, TestMachine>,
     space: &Space<TestMachine>,
     addr: u64,
     access: Access,
 ) -> Result<*mut u64, FaultError> {
-    for _ in 0..8 {
+    let (begin, mut faults) = (Instant::now(), 0);
+    while faults < 8 {
         let now = space.entry_at(cpu, addr);
         let allowed = now.is_present()
             && match access {
@@ -154,7 +159,11 @@ fn reach(
             let bytes = cpu.vm().machine().frame_bytes(now.frame());
             return Ok(bytes.wrapping_add((addr % PAGE_SIZE) as usize).cast());
         }
-        THREAD.with(|thread| space.fault(cpu, thread, addr, access))?;
+        match THREAD.with(|thread| space.fault(cpu, thread, addr, access))? {
+            // Another CPU reads the page, which takes long on a busy host.
+            FaultKind::Pending if begin.elapsed() < LONGEST_READ => std::thread::yield_now(),
+            _ => faults += 1,
+        }
     }
     panic!("faults at {addr:#x} make no progress: {:?}", space.entry_at(cpu, addr));
 }
