@@ -68,7 +68,7 @@ struct Moving {
 
 impl<M: Machine> Space<M> {
     /// Resizes or moves the mapping at `addr`, and returns its address. `target` counts with
-    /// `FIXED`, and is a hint with `DONTUNMAP`.
+    /// `FIXED`, and is a hint with `DONTUNMAP`, unless it is 0.
     ///
     /// # Errors
     /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
@@ -138,7 +138,9 @@ impl Course {
             return if each { Self::Each } else { Self::To(Some(target)) };
         }
         if flags.contains(RemapFlags::DONTUNMAP) {
-            return Self::To(request.places.find(view, target, new_len));
+            // As on Linux, 0 is no hint.
+            let hint = (target != 0).then_some(target);
+            return Self::To(request.places.find(view, hint, new_len));
         }
         let more = VirtRange::new(old.end, old.start + new_len);
         let at_end = view.at(old.start).is_some_and(|entry| entry.end == old.end);
@@ -147,7 +149,7 @@ impl Course {
         if new_len <= old.len() || (at_end && !old.is_empty() && room) {
             Self::InPlace
         } else if flags.contains(RemapFlags::MAYMOVE) {
-            Self::To(request.places.find(view, 0, new_len))
+            Self::To(request.places.find(view, None, new_len))
         } else {
             Self::Refused
         }
