@@ -251,7 +251,7 @@ fn prepare(
 ) -> Result<(u64, Option<Process>), Stop> {
     let (len, prot) = (PAGES * PAGE_SIZE, Prot::READ | Prot::WRITE);
     let map = |cpu: &VirtualCpu<'_>| match kind {
-        Kind::File => cpu.mmap_file(file, (0, len), prot, MapFlags::SHARED, 0),
+        Kind::File => cpu.mmap_file(file, (None, len), prot, MapFlags::SHARED, 0),
         _ => cpu.mmap(None, len, prot, MapFlags::PRIVATE | MapFlags::ANONYMOUS),
     };
     let populate = |cpu: &VirtualCpu<'_>, area: u64| {
