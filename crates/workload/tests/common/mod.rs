@@ -143,7 +143,7 @@ fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
     let copy = task.mmap_file(0, (None, 2 * PAGE), rw, Map::PRIVATE, PAGE)?;
     Failure::check("a page of a file", copy, 1, task.load(copy)?)?;
     task.store(copy, 7)?;
-    let file = task.mmap_file(0, (0, 3 * PAGE), Prot::READ | Prot::EXEC, Map::PRIVATE, 0)?;
+    let file = task.mmap_file(0, (None, 3 * PAGE), Prot::READ | Prot::EXEC, Map::PRIVATE, 0)?;
     for page in 0..3 {
         Failure::check("a page of code", file, page, task.load(file + page * PAGE)?)?;
         task.call(file + page * PAGE + FUNCTION)?;
