@@ -530,8 +530,9 @@ fn scan_that_ends_early_does_not_lower_the_goal() {
             }
         };
         take();
-        let frees = || {
-            other.munmap(&there, AT, 40 * P).unwrap();
+        let shared = &other;
+        let frees = move || {
+            shared.munmap(&there, AT, 40 * P).unwrap();
             there.drain();
         };
         let is_reached = vm.machine().at_look(nth, frees, || drop(here.reclaim_ahead()));
