@@ -535,7 +535,7 @@ fn scan_that_ends_early_does_not_lower_the_goal() {
             shared.munmap(&there, AT, 40 * P).unwrap();
             there.drain();
         };
-        let is_reached = vm.machine().at_look(nth, frees, || drop(here.reclaim_ahead()));
+        let is_reached = vm.machine().at_look(nth, frees, || _ = here.reclaim_ahead());
         take();
         assert!(here.reclaim_ahead() >= 32, "memory is freed at look {nth}");
         other.exit(&here);
