@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// The host has too little memory.
     #[error(
-        "{what}: it needs {} of memory; {} are available {limit}, and {} of them are left to others",
+        "{what}: needs {} of memory; {} are available {limit}, and {} of them are reserved for other programs",
         size(*needed), size(*available), size(*spare)
     )]
     Memory {
@@ -158,8 +158,8 @@ mod tests {
         let error = Workload::parse("pft", ["sice=4M"]).map(drop).map_err(Error::Parameter);
         let error = error.expect_err("no such parameter");
         assert!(error.is_input());
-        let said = error.to_string();
-        assert!(said.contains("pft") && said.ends_with("; did you mean size?"), "{said}");
+        let text = error.to_string();
+        assert!(text.contains("pft") && text.ends_with("; did you mean size?"), "{text}");
         let failed = Error::run("pft on native", "out of memory");
         assert!(!failed.is_input());
         assert_eq!(failed.to_string(), "pft on native: out of memory");

@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn afford_keeps_a_margin() {
-        let there = ask().expect("the host says").bytes;
+        let there = ask().expect("the host reports its memory").bytes;
         assert!(afford("a little", 1 << 20).is_ok());
-        let said = afford("a lot", there.saturating_mul(2)).expect_err("too much").to_string();
-        assert!(said.starts_with("a lot: it needs ") && said.contains(" are available "), "{said}");
+        let error = afford("a lot", there.saturating_mul(2)).expect_err("too much").to_string();
+        assert!(error.starts_with("a lot: needs ") && error.contains(" are available "), "{error}");
     }
 }

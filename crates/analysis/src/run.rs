@@ -89,7 +89,7 @@ fn on<S: System>(
         // ENOMEM stands for both errors.
         let hint = match failure {
             Failure::Refused { errno, .. } if errno == Errno::ENOMEM.number() => {
-                format!("; out of memory, or of VMAs, of which {remedy} allows more")
+                format!("; out of memory, or out of VMAs, and {remedy} allows more VMAs")
             }
             _ => String::new(),
         };

@@ -86,7 +86,7 @@ said() { printf '"%s":"%s"' "$1" "$2"; }
 for name; do
     # Words of a command have no spaces.
     read -ra command <<< "${programs[$name]}"
-    command -v "${command[0]}" >/dev/null || { echo "$name is left out: there is no ${command[0]}"; continue; }
+    command -v "${command[0]}" >/dev/null || { echo "$name is omitted: ${command[0]} is missing"; continue; }
     echo "== $name: ${programs[$name]}"
     "$faultless" advise --try --sysfs --rounds "$rounds" --json lines.jsonl -- "${command[@]}" 2>/dev/null || echo "$name ended with $?"
     cat lines.jsonl >> "$output"

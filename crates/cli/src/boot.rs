@@ -140,7 +140,7 @@ fn swap(text: &str) -> Result<u64, String> {
 fn variable(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
-        _ => Err("it has the form NAME=VALUE".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 
@@ -205,12 +205,12 @@ fn signal_name(number: u8) -> String {
 /// Returns the program: a file, or a bundled program.
 fn program(args: &BootArgs) -> Result<Program, CliError> {
     if let Some(files) = &args.files {
-        let said = |why: &dyn std::fmt::Display| format!("--files {}: {why}", files.display());
+        let explain = |why: &dyn std::fmt::Display| format!("--files {}: {why}", files.display());
         let is_folder = std::fs::metadata(files).map(|it| it.is_dir());
         match is_folder {
             Ok(true) => {}
-            Ok(false) => return Err(CliError::Usage(said(&"not a directory"))),
-            Err(error) => return Err(CliError::Usage(said(&error))),
+            Ok(false) => return Err(CliError::Usage(explain(&"not a directory"))),
+            Err(error) => return Err(CliError::Usage(explain(&error))),
         }
     }
     let file = match &args.files {
@@ -261,8 +261,7 @@ fn accel(args: &BootArgs) -> Result<Chosen, CliError> {
     let counted = args.clock == ClockArg::Deterministic;
     let (accel, why) = match args.accel {
         AccelArg::Kvm if counted => {
-            let why =
-                "--accel kvm cannot count instructions for --clock deterministic: give one of them";
+            let why = "--accel kvm cannot count instructions for --clock deterministic: use one of the two";
             return Err(CliError::Usage(why.into()));
         }
         AccelArg::Kvm => {

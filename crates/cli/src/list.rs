@@ -39,7 +39,10 @@ pub fn knobs() -> Result<(), CliError> {
         table.add_row([name, values, default.as_str(), meaning]);
     }
     writeln!(out, "{}", table.trim_fmt())?;
-    writeln!(out, "\nSet a knob with --set KNOB=VALUE, in every command that runs something.")?;
+    writeln!(
+        out,
+        "\nSet a knob with --set KNOB=VALUE, in every command that runs a workload, recording or program."
+    )?;
     Ok(())
 }
 
@@ -57,9 +60,10 @@ pub fn counters() -> Result<(), CliError> {
     writeln!(out, "{}", table.trim_fmt())?;
     writeln!(
         out,
-        "\n`stat`, `replay` and `boot` print the counters above zero; --json has all counters.\n\
-         `spf` is `speculative_pgfault` where a program prints all totals, as the event of the original patches.\n\
-         `stat` simulates TLBs on the native machine, with the sizes of {PROCESSOR}; simulated CPUs have those of their profile (`compare xsbench`)."
+        "\n`stat`, `replay` and `boot` print the counters above zero; --json has all \
+         counters.\n`spf` is named `speculative_pgfault`, as the event of the original patches, \
+         if a program prints all totals.\n`stat` simulates TLBs on the native machine, with the \
+         sizes of {PROCESSOR}; simulated CPUs have the TLBs of their profile (`compare xsbench`)."
     )?;
     Ok(())
 }

@@ -34,7 +34,7 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
     match inputs.iter().find(is_input) {
         None => Ok(()),
         Some(input) => Err(CliError::Usage(format!(
-            "{option} {} would write over {}, which is read: give another file",
+            "{option} {} would overwrite the input {}: specify another file",
             output.display(),
             input.display()
         ))),
@@ -58,7 +58,7 @@ pub fn apart(outputs: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
         let Some(at) = place(path) else { continue };
         if let Some((other, _)) = places.iter().find(|(_, place)| *place == at) {
             let path = path.display();
-            let why = format!("{other} and {option}: both would write {path}: give each a file");
+            let why = format!("{other} and {option}: both would write {path}: specify two files");
             return Err(CliError::Usage(why));
         }
         places.push((*option, at));

@@ -53,7 +53,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
         .clone()
         .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
     if output == Path::new("-") {
-        let why = "standard output is the program's; -o ./- is a file of that name";
+        let why = "standard output belongs to the program; -o ./- is a file of that name";
         return Err(CliError::Usage(format!("-o -: {why}")));
     }
     output::spare("-o", &output, &[&program])?;
@@ -100,7 +100,7 @@ fn write(
 ) -> Result<Recorded, CliError> {
     let replacing = Replacing::new(output)?;
     if !compact && !replacing.is_file() {
-        let why = "perf writes to files only; --compact writes to anything";
+        let why = "perf writes to files only; --compact also writes to pipes and devices";
         return Err(CliError::Usage(format!("-o {}: {why}", output.display())));
     }
     let data = replacing.temporary(output::FOR_OWNER)?;

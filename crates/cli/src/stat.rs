@@ -69,7 +69,7 @@ const PAGE_TABLES: u64 = 256;
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let workload = Workload::parse(&args.workload, &args.params).map_err(Error::Parameter)?;
     if args.machine == MachineArg::Linux && args.html.html.is_some() {
-        let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: give one of them";
+        let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: use one of the two";
         return Err(CliError::Usage(why.into()));
     }
     output::apart(&[("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())])?;
@@ -83,12 +83,12 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
     let (outcome, sample, context) = match args.machine {
         MachineArg::Linux => {
             if !args.set.set.is_empty() {
-                return Err(CliError::Usage("--set changes nothing on --machine linux".into()));
+                return Err(CliError::Usage("--set has no effect with --machine linux".into()));
             }
             let written = workload.needs().written;
             if workload.needs().tiers.is_some() {
                 say!(
-                    "faultless: the host's memory stays unchanged: fast and ratio only set how much of it is used"
+                    "faultless: the host's memory is unchanged: fast and ratio only set the size of the used memory"
                 );
             }
             host::afford(&title, written.saturating_add(written / PAGE_TABLES))?;
@@ -141,7 +141,7 @@ fn page(
     let runs = [(settings.locking.name().to_owned(), &ran)];
     let mut page = Page::new(workload);
     page.plot(
-        "Where the time goes",
+        "Time by activity",
         &format!("Time of each operation of a short run on {on}, simulated ({PROFILE}), divided by the activity of the CPU."),
         &time(&runs, subject.unit(), &on)?,
     );

@@ -117,8 +117,11 @@ pub fn run(args: &TextArgs) -> Result<(), CliError> {
     writeln!(out, "{}", tables(&columns, args.processes.into(), style))?;
     writeln!(
         out,
-        "\nTLBs are simulated, with the sizes of {PROCESSOR}, whose first level has 8 entries for instructions in 2 MiB. Published: faults\nand iTLB-load-misses of another program, with 483,138,032 bytes of code, on Linux in 2019 (Kucharski); --size 471816K\n\
-         has as many pages. Compare the changes, not the misses: it ran for minutes, and its calls were its own."
+        "\nTLBs are simulated, with the sizes of {PROCESSOR}, whose first level has 8 entries \
+         for instructions in 2 MiB. Published: faults\nand iTLB-load-misses of another program, \
+         with 483,138,032 bytes of code, on Linux in 2019 (Kucharski); --size 471816K\nhas as \
+         many pages. Compare the changes, not the misses: that program ran for minutes, with \
+         other calls."
     )?;
     if interrupt::requested() {
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
@@ -150,7 +153,7 @@ fn tables(columns: &[Ran], together: usize, style: report::Style) -> comfy_table
             None,
         ),
         (
-            "2 MiB not to be had (thp_file_fallback)".into(),
+            "2 MiB not available (thp_file_fallback)".into(),
             |ran| ran.alone.counter(Counter::ThpFileFallback.name()),
             None,
         ),

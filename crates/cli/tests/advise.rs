@@ -57,18 +57,18 @@ fn advise(bin: &Path, args: &[&str]) -> Command {
 fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
     let _settled = settled();
     let out = faultless(&["advise", "python"]).succeeds();
-    for said in [
+    for expected in [
         "python: ",
         " are spent in 24,",
         "second to eighth page of a sequence",
         "A zeroed page costs",
-        "The time of the run is that of the recording",
+        "The time of the run is the time of the recording",
         "prefault by the kernel",
     ] {
-        assert!(out.contains(said), "no {said:?} in {out}");
+        assert!(out.contains(expected), "no {expected:?} in {out}");
     }
     assert!(out.lines().count() <= 40, "{out}");
-    assert!(!out.contains("Java") && !out.contains("Go frees"), "it is neither: {out}");
+    assert!(!out.contains("Java") && !out.contains("Go frees"), "neither Java nor Go: {out}");
 }
 
 /// Returns the lines of `advise gcc --json`. A busy host can reverse the order of costs, which are
@@ -126,11 +126,7 @@ fn advise_passes_output_and_exit_status_through() {
     assert!(ran.out.contains("of a run without the recorder"), "{}", ran.out);
     let killed = Ran::of(&mut advise(dir.path(), &["--", "sh", "-c", "kill -9 $$"]));
     assert_eq!(killed.code, Some(128 + 9), "{}", killed.err);
-    assert!(
-        killed.err.contains("signal: 9 (SIGKILL)\nfaultless: nothing is predicted"),
-        "{}",
-        killed.err
-    );
+    assert!(killed.err.contains("signal: 9 (SIGKILL)\nfaultless: no prediction"), "{}", killed.err);
 }
 
 /// The stand-in ends with the program's first process, as perf does.
@@ -140,8 +136,9 @@ fn advise_reports_a_daemon_and_does_not_rerun_it() {
     let starts = dir.path().join("starts");
     let script = format!("echo one >> {}; (exec sleep 3 >/dev/null 2>&1 &)", starts.display());
     let ran = Ran::of(&mut advise(dir.path(), &["--", "sh", "-c", &script]));
-    for said in ["still run and are not recorded further: sleep", "runs on in the background"] {
-        assert!(ran.err.contains(said), "no {said:?} in {}", ran.err);
+    for expected in ["still run and are not recorded further: sleep", "continues in the background"]
+    {
+        assert!(ran.err.contains(expected), "no {expected:?} in {}", ran.err);
     }
     assert_eq!(fs::read_to_string(&starts).expect("the program ran"), "one\n");
     ran.succeeds();
@@ -169,18 +166,18 @@ fn try_pairs_runs_with_and_without_each_advice() {
         lines.iter().any(|line| line["metric"] == measured && line["setting"] == name)
     };
     // On a busy host a setting can seem useless, and is not tried: tries again, at most four times.
-    let (said, lines) = (0..5)
+    let (text, lines) = (0..5)
         .map(|_| {
             let _ = fs::remove_file(&file);
             let ran = Ran::of(advise(dir.path(), &args).env("FIXTURE", &recording));
             (ran.err.clone(), json_lines(&ran.succeeds()))
         })
         .find(|(_, lines)| is_tried(lines, "malloc keeps memory"))
-        .expect("one of five runs tries to keep memory");
+        .expect("one of five runs with kept memory");
     for words in
         ["| tried ", " predicted | ", "95 % interval", "too few rounds", "saved in 2 pairs of runs"]
     {
-        assert!(said.contains(words), "no {words:?} in {said}");
+        assert!(text.contains(words), "no {words:?} in {text}");
     }
     for line in lines.iter().filter(|line| line["metric"] == measured) {
         let setting = line["setting"].as_str().expect("text");
@@ -216,10 +213,10 @@ fn wrong_arguments_are_explained() {
         (&["advise", not], &[not, "neither a perf.data file"]),
         (&["advise", "ls-addresses"], &["ls-addresses", "a trace of addresses has no faults"]),
     ];
-    for (args, said) in wrong {
+    for (args, expected) in wrong {
         let error = faultless(args).fails(2);
-        for said in said {
-            assert!(error.contains(said), "{args:?} does not say {said:?}:\n{error}");
+        for expected in expected {
+            assert!(error.contains(expected), "{args:?} does not print {expected:?}:\n{error}");
         }
     }
     let ran = faultless(&["advise", "python", "--json", "/nowhere/x.jsonl"]);
@@ -238,16 +235,16 @@ fn interrupted_trial_prints_its_results_so_far() {
     let mut advise = advise(dir.path(), &args);
     advise.env("FIXTURE", &recording);
     let mut child =
-        advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
+        advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut printed = BufReader::new(child.stderr.take().expect("piped")).lines();
     assert!(
-        said.any(|line| line.expect("text").starts_with("run 2 of 1000")),
-        "it comes to the trial"
+        printed.any(|line| line.expect("text").starts_with("run 2 of 1000")),
+        "the command reaches the trial"
     );
     let asked = Instant::now();
     send(&child, Signal::SIGINT);
-    said.for_each(drop);
-    let output = child.wait_with_output().expect("it ends");
+    printed.for_each(drop);
+    let output = child.wait_with_output().expect("the command ends");
     let out = String::from_utf8(output.stdout).expect("text");
     assert_eq!(output.status.code(), Some(130), "{out}");
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
@@ -277,14 +274,15 @@ fn killed_command_restores_system_settings() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut advise =
         advise(dir.path(), &["--try", "--sysfs", "--rounds", "1000", "--", "sleep", "0.3"]);
-    let mut child = advise.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut child =
+        advise.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command starts");
     let limit = Instant::now() + Duration::from_secs(60);
     while settings() == before {
         assert!(Instant::now() < limit, "it changes a setting");
         std::thread::sleep(Duration::from_millis(1));
     }
-    child.kill().expect("it runs");
-    child.wait().expect("it ended");
+    child.kill().expect("a running command");
+    child.wait().expect("a command that ended");
     let limit = Instant::now() + Duration::from_secs(10);
     while settings() != before {
         assert!(Instant::now() < limit, "{} is not {before}", settings());

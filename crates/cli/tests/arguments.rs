@@ -180,10 +180,10 @@ fn wrong_arguments_are_named_and_explained() {
         (&["versus", "--cpus", "2,1"], &["--cpus", "2..=64"]),
         (&["versus", "--set", "colour=red"], &["--set", "colour=red"]),
     ];
-    for (args, said) in wrong {
+    for (args, expected) in wrong {
         let error = faultless(args).fails(2);
-        for said in said {
-            assert!(error.contains(said), "{args:?} does not say {said:?}:\n{error}");
+        for expected in expected {
+            assert!(error.contains(expected), "{args:?} does not print {expected:?}:\n{error}");
         }
     }
 }
@@ -211,9 +211,9 @@ fn boot_rejects_files_that_are_no_programs() {
     let file = dir.path().join("program");
     let path = file.to_str().expect("text");
     // This test is linked dynamically.
-    let own = std::env::current_exe().expect("a test has a file");
-    let own = std::fs::read(own).expect("that can be read");
-    for (contents, said) in [
+    let own = std::env::current_exe().expect("the path of this test");
+    let own = std::fs::read(own).expect("a readable file");
+    for (contents, expected) in [
         (&b"#!/bin/sh\n"[..], "ELF header: not an ELF file but a script"),
         (b"\x7fELF", "ELF header: the file ends at 0x4"),
         (&own[..0x60], "program headers at offset 0x40"),
@@ -224,7 +224,7 @@ fn boot_rejects_files_that_are_no_programs() {
         assert_eq!(ran.out, "");
         let error = ran.fails(2);
         assert!(
-            error.starts_with(&format!("faultless: {path}: ")) && error.contains(said),
+            error.starts_with(&format!("faultless: {path}: ")) && error.contains(expected),
             "{error}"
         );
     }
@@ -233,9 +233,9 @@ fn boot_rejects_files_that_are_no_programs() {
 #[test]
 fn missing_qemu_error_names_the_install_command() {
     let error = command(&["versus"]).env("PATH", "/nowhere").output().expect("the command starts");
-    let said = String::from_utf8_lossy(&error.stderr);
-    assert_eq!(error.status.code(), Some(1), "{said}");
-    assert!(said.contains("apt-get install qemu-system-x86"), "{said}");
+    let printed = String::from_utf8_lossy(&error.stderr);
+    assert_eq!(error.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("apt-get install qemu-system-x86"), "{printed}");
 }
 
 /// The two commands that run a program of the user.
@@ -255,5 +255,5 @@ fn missing_program_is_a_usage_error() {
     }
     assert!(!std::path::Path::new(output).exists());
     let error = faultless(&["record", "-o", "-", "--", "true"]).fails(2);
-    assert!(error.contains("-o -: standard output is the program's"), "{error}");
+    assert!(error.contains("-o -: standard output belongs to the program"), "{error}");
 }

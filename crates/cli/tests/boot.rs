@@ -33,7 +33,7 @@ fn accel(ran: &Ran) -> String {
         ran.out.lines().filter(|line| line.starts_with('{')).collect::<Vec<_>>().join("\n");
     let lines = json_lines(&json);
     assert!(!lines.is_empty(), "{}", ran.err);
-    lines[0]["params"]["accel"].as_str().expect("it is known").to_owned()
+    lines[0]["params"]["accel"].as_str().expect("a reported accelerator").to_owned()
 }
 
 /// Returns whether this process may open KVM. KVM may still fail.
@@ -86,5 +86,5 @@ fn requested_accelerator_is_not_probed() {
     assert!(error.contains(if opens() { "asked" } else { "--accel kvm: /dev/kvm" }), "{error}");
     let both = ["boot", "--accel", "kvm", "--clock", "deterministic", "workload"];
     let error = faultless(&both).fails(2);
-    assert!(error.contains("give one of them"), "{error}");
+    assert!(error.contains("use one of the two"), "{error}");
 }

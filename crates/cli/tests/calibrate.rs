@@ -55,7 +55,7 @@ fn calibrate_writes_a_profile_that_scale_accepts() {
 fn interrupted_calibration_leaves_the_existing_profile() {
     let dir = tempfile::tempdir().expect("a directory");
     let profile = dir.path().join("mine.toml");
-    fs::write(&profile, "as it was").expect("written");
+    fs::write(&profile, "is unchanged").expect("written");
     for (quick, at, signal, code) in [
         (&[][..], "cache lines ...", Signal::SIGINT, 130),
         (&["--quick"], "the fit ...", Signal::SIGTERM, 143),
@@ -64,7 +64,7 @@ fn interrupted_calibration_leaves_the_existing_profile() {
         let (status, out) = interrupted(&[&args[..], quick].concat(), at, Duration::ZERO, signal);
         assert_eq!(status, Some(code), "{out}");
         assert!(out.contains("the results are not complete"), "{out}");
-        assert_eq!(fs::read_to_string(&profile).expect("there"), "as it was");
+        assert_eq!(fs::read_to_string(&profile).expect("there"), "is unchanged");
     }
 }
 

@@ -112,7 +112,7 @@ fn results_never_overwrite_their_inputs() {
             assert_eq!(ran.out, "", "{args:?}");
             // A recording is no program, and this error may be detected first.
             let error = ran.fails(2);
-            let explained = error.contains("would write over") || error.contains("not an ELF file");
+            let explained = error.contains("would overwrite") || error.contains("not an ELF file");
             assert!(
                 explained && (args[0] == "boot" || !error.contains("ELF")),
                 "{args:?}: {error}"
@@ -129,7 +129,7 @@ fn results_never_overwrite_their_inputs() {
     let program = place.out("program");
     script(&program, "#!/bin/sh\nexit 0\n", 0o755);
     let error = place.record(&program, &[text(&program)]).fails(2);
-    assert!(error.contains("would write over"), "{error}");
+    assert!(error.contains("would overwrite"), "{error}");
     assert!(fs::read(&program).expect("there").starts_with(b"#!"));
 }
 
@@ -138,7 +138,7 @@ fn results_never_overwrite_their_inputs() {
 fn results_replace_the_file_when_complete() {
     let place = Place::new();
     let (file, partial) = (place.out("k.json"), place.out("k.json.partial"));
-    let before = "the one before";
+    let before = "the earlier file";
     fs::write(&file, before).expect("written");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("ours");
     for args in [
@@ -154,13 +154,13 @@ fn results_replace_the_file_when_complete() {
         let args = [args, &["--json", text(&file)]].concat();
         let quiet = || Stdio::piped();
         let mut command = command(&args);
-        let child = command.stdout(quiet()).stderr(quiet()).spawn().expect("it starts");
+        let child = command.stdout(quiet()).stderr(quiet()).spawn().expect("the command starts");
         std::thread::sleep(Duration::from_millis(1500));
         send(&child, Signal::SIGINT);
-        let output = child.wait_with_output().expect("it ends");
-        let said = String::from_utf8(output.stderr).expect("text");
-        assert_eq!(output.status.code(), Some(130), "{args:?}: {said}");
-        assert!(said.contains("not complete: they are in"), "{args:?}: {said}");
+        let output = child.wait_with_output().expect("the command ends");
+        let printed = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(130), "{args:?}: {printed}");
+        assert!(printed.contains("not complete: partial results are in"), "{args:?}: {printed}");
         assert_eq!(fs::read_to_string(&file).expect("there"), before, "{args:?}");
         assert!(!json_lines(&fs::read_to_string(&partial).expect("there")).is_empty());
         fs::remove_file(&partial).expect("there");
@@ -184,10 +184,10 @@ fn record_returns_the_exit_status_of_the_program() {
             faultless(&["replay", text(&place.out(name))]).succeeds();
             // The same behaviour as perf.
             let old = format!("{name}.old");
-            fs::write(place.out(name), "the one before").expect("written");
+            fs::write(place.out(name), "the earlier file").expect("written");
             assert_eq!(place.record(&place.out(name), &["true"]).code, Some(0));
             assert_eq!(place.left(), [name, &old]);
-            assert_eq!(fs::read(place.out(&old)).expect("there"), b"the one before");
+            assert_eq!(fs::read(place.out(&old)).expect("there"), b"the earlier file");
             fs::remove_file(place.out(&old)).expect("there");
             fs::remove_file(place.out(name)).expect("there");
         }
@@ -239,12 +239,12 @@ fn failed_recording_leaves_the_earlier_one() {
     let place = Place::new();
     for name in ["perf.data", "x.fltrace"] {
         let output = place.out(name);
-        fs::write(&output, "the one before").expect("written");
+        fs::write(&output, "the earlier file").expect("written");
         let mut failing = place.command(&output, &["true"]);
         let error = Ran::of(failing.env("STAND_IN", "fails")).fails(1);
         assert!(error.contains("exit status: 255 and no recording: "), "{error}");
         assert!(!error.contains(".perf.data."), "a name that the user did not give: {error}");
-        assert_eq!(fs::read(&output).expect("there"), b"the one before");
+        assert_eq!(fs::read(&output).expect("there"), b"the earlier file");
         assert_eq!(place.left(), [name]);
         fs::remove_file(output).expect("there");
     }
@@ -268,12 +268,12 @@ fn record_forwards_signals_to_the_program() {
         let mut command = place.command(&output, &["sh", "-c", &waits(trap)]);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let mut line = String::new();
-        let mut said = BufReader::new(child.stdout.take().expect("piped"));
-        said.read_line(&mut line).expect("text");
+        let mut printed = BufReader::new(child.stdout.take().expect("piped"));
+        printed.read_line(&mut line).expect("text");
         assert_eq!(line, "ready\n");
         send(&child, signal);
-        assert_eq!(child.wait().expect("it ends").code(), Some(code), "{signal} {trap}");
-        assert!(place.left().contains(&"perf.data".to_owned()), "the recording is whole");
+        assert_eq!(child.wait().expect("the command ends").code(), Some(code), "{signal} {trap}");
+        assert!(place.left().contains(&"perf.data".to_owned()), "a complete recording");
     }
 }
 
@@ -281,7 +281,7 @@ fn record_forwards_signals_to_the_program() {
 fn replay_waiting_for_a_pipe_can_be_interrupted() {
     let place = Place::new();
     let pipe = place.out("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129), (Signal::SIGINT, 130)] {
         let mut child = command(&["replay", text(&pipe)]).spawn().expect("the command starts");
         std::thread::sleep(Duration::from_millis(300));
@@ -323,7 +323,7 @@ fn compare_accepts_the_inputs_of_replay() {
     // `stat` and `replay` know all listed names.
     let error = faultless(&["compare", "--only", "page_fault_read_churn"]).fails(2);
     let (_, names) = error.split_once("there are ").expect("a list");
-    let (names, meant) = names.split_once("; did you mean ").expect("it is like one");
+    let (names, meant) = names.split_once("; did you mean ").expect("a similar name");
     assert_eq!(meant.trim(), "page_fault_read?");
     let workloads: Vec<_> = faultless_workload::all().iter().map(|info| info.name).collect();
     for name in names.trim().split(", ") {
@@ -350,9 +350,9 @@ fn outputs_must_be_different_files() {
         }
         fs::remove_file(&one).expect("there");
         let error = faultless(&[command, &["--json", text(&one), "--html", text(&one)]].concat());
-        assert!(error.fails(2).contains("give each a file"));
+        assert!(error.fails(2).contains("specify two files"));
         let error = faultless(&[command, &["--html", "-"]].concat()).fails(2);
-        assert!(error.contains("--html -: it goes to a file"), "{error}");
+        assert!(error.contains("--html -: the output is a file"), "{error}");
     }
 }
 
@@ -444,7 +444,7 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     assert!(shown.contains("Tiers in figures") && shown.contains("shootdown interrupts"));
     for (option, value) in [("--seeds", "2"), ("--ratios", "1:4"), ("--cpus", "4")] {
         let error = faultless(&["compare", option, value]).fails(2);
-        assert!(error.contains(&format!("{option}: it is for xsbench and llm")), "{error}");
+        assert!(error.contains(&format!("{option}: requires xsbench or llm")), "{error}");
     }
     let error = faultless(&["compare", "llm", "--ratios", "1:5"]).fails(2);
     assert!(error.contains("possible values: 1:1, 1:2.3"), "{error}");
@@ -452,9 +452,9 @@ fn memory_in_tiers_is_compared_at_each_ratio() {
     assert!(error.contains("both settings of deferred_flush are compared"), "{error}");
     let twice = ["--set", "locking=per_vma", "--set", "locking=mmap_lock"];
     let error = faultless(&[&["compare", "llm"], &twice[..]].concat()).fails(2);
-    assert!(error.contains("--set locking=mmap_lock: llm: a knob has one value"), "{error}");
+    assert!(error.contains("--set locking=mmap_lock: llm: only one value"), "{error}");
     let error = faultless(&["compare", "xsbench", "--details"]).fails(2);
-    assert!(error.contains("--details: xsbench: the table has all"), "{error}");
+    assert!(error.contains("--details: xsbench: the table already has all"), "{error}");
     let error = faultless(&["stat", "xsbench", "fast=4K"]).fails(2);
     assert!(error.contains("fast=4K: expected a size from 1M on"), "{error}");
 }

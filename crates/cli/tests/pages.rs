@@ -100,12 +100,12 @@ fn look(dir: &Path, page: &str, more: &str, (width, dark): (u32, bool)) -> Look 
         .arg(format!("file://{}", file.display()))
         .output()
         .unwrap_or_else(|error| panic!("{CHROMIUM}: {error}; apt-get install chromium"));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     let dom = String::from_utf8_lossy(&output.stdout);
-    let (_, look) = dom.split_once("data-look=\"").unwrap_or_else(|| panic!("no page: {said}"));
-    let look = look.split('"').next().expect("it ends");
+    let (_, look) = dom.split_once("data-look=\"").unwrap_or_else(|| panic!("no page: {errors}"));
+    let look = look.split('"').next().expect("the end of the text");
     let mut parts = look.split(';');
-    let mut next = || parts.next().unwrap_or_else(|| panic!("{look}: {said}")).to_owned();
+    let mut next = || parts.next().unwrap_or_else(|| panic!("{look}: {errors}")).to_owned();
     let paper = next();
     let [width, window, text] = [next(), next(), next()].map(|it| it.parse().unwrap_or(0.0));
     let plot = |part: &str| {
@@ -128,7 +128,11 @@ fn look(dir: &Path, page: &str, more: &str, (width, dark): (u32, bool)) -> Look 
         window,
         text,
         plots: parts.map(plot).collect(),
-        console: said.lines().filter(|line| line.contains("CONSOLE")).map(str::to_owned).collect(),
+        console: errors
+            .lines()
+            .filter(|line| line.contains("CONSOLE"))
+            .map(str::to_owned)
+            .collect(),
     }
 }
 
@@ -173,7 +177,7 @@ fn first_plot(args: &[&str]) -> (Vec<String>, Vec<String>) {
     faultless(&[args, &["--html", file.to_str().expect("text")]].concat()).succeeds();
     let page = fs::read_to_string(&file).expect("written");
     let (_, svg) = page.split_once("<svg ").expect("a plot");
-    let (svg, _) = svg.split_once("</svg>").expect("it ends");
+    let (svg, _) = svg.split_once("</svg>").expect("the end of the text");
     let texts = |begin: &str, end: &str| {
         let parts = svg.split(begin).skip(1).filter_map(|part| part.split_once(end));
         parts.map(|(text, _)| text.rsplit('>').next().unwrap_or(text).trim().to_owned()).collect()
@@ -216,13 +220,13 @@ fn faults_are_drawn_over_times_and_addresses() {
 
 #[test]
 fn scale_draws_throughput_time_and_latencies() {
-    let headings = ["Throughput over CPUs", "Where the time goes", "Latencies: faults"];
+    let headings = ["Throughput over CPUs", "Time by activity", "Latencies: faults"];
     shows(&["scale", "page_fault_read", "--cpus", "1,2..8"], &headings);
 }
 
 #[test]
 fn stat_draws_time_and_latencies() {
-    let headings = ["Where the time goes", "Latencies: faults", "Latencies: mmap and munmap"];
+    let headings = ["Time by activity", "Latencies: faults", "Latencies: mmap and munmap"];
     shows(&["stat", "small_allocs", "size=400K", "threads=2"], &headings);
 }
 
@@ -230,10 +234,10 @@ fn stat_draws_time_and_latencies() {
 fn replay_draws_faults_memory_time_and_latencies() {
     let headings = [
         "Faults over time and address",
-        "What prefault saves",
+        "Savings of prefault",
         "Resident memory",
         "Latencies",
-        "Where the time goes",
+        "Time by activity",
     ];
     shows(&["replay", "sort"], &headings);
     shows(&["replay", "redis", "--policies"], &headings);
@@ -241,7 +245,7 @@ fn replay_draws_faults_memory_time_and_latencies() {
 
 #[test]
 fn compare_draws_instructions_ratios_and_programs() {
-    let headings = ["Where a fault's instructions go", "Many CPUs", "Real programs"];
+    let headings = ["Instructions of a fault by module", "Many CPUs", "Real programs"];
     shows(&["compare", "--quick", "--only", "sort", "--only", "pft"], &headings);
 }
 

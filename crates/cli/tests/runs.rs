@@ -87,9 +87,10 @@ fn code_in_large_pages_is_compared() {
     let table = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
     let pages = f64::from(16 << 20 >> 12);
-    for said in ["page faults", "7,728", "1,219,514,499", "-95.74 %", "simulated", "frames that 2"]
+    for expected in
+        ["page faults", "7,728", "1,219,514,499", "-95.74 %", "simulated", "frames that 2"]
     {
-        assert!(table.contains(said), "no {said:?} in {table}");
+        assert!(table.contains(expected), "no {expected:?} in {table}");
     }
     let alone: Vec<_> = lines.iter().filter(|line| line["cpus"] == 1).cloned().collect();
     let together: Vec<_> = lines.iter().filter(|line| line["cpus"] == 2).cloned().collect();
@@ -153,8 +154,8 @@ fn machine_has_the_memory_required_by_the_workload() {
 fn too_large_memory_is_rejected_before_the_run() {
     for machine in ["native", "linux"] {
         let error = faultless(&["stat", "pft", "size=30T", "--machine", machine]).fails(1);
-        for said in ["needs 3", "TiB of memory", "available", "left to others"] {
-            assert!(error.contains(said), "no {said:?} in {error}");
+        for expected in ["needs 3", "TiB of memory", "available", "reserved for other programs"] {
+            assert!(error.contains(expected), "no {expected:?} in {error}");
         }
     }
 }
@@ -171,7 +172,7 @@ fn too_little_memory_is_a_readable_error() {
 fn error_mentions_the_limit_of_vmas() {
     let args = ["stat", "vma_mmap", "order=shuffled", "threads=2", "--set"];
     let error = faultless(&[&args[..], &["max_map_count=9"]].concat()).fails(1);
-    assert!(error.contains("or of VMAs, of which --set max_map_count=N allows more"), "{error}");
+    assert!(error.contains("or out of VMAs, and --set max_map_count=N allows more"), "{error}");
     faultless(&[&args[..], &["max_map_count=2048"]].concat()).succeeds();
 }
 
@@ -183,7 +184,7 @@ fn comparison_of_one_workload() {
     let only = ["--only", "pft", "--only", "small_allocs"];
     let args = [&["compare", "--quick", "--details", "--json", file], &only[..]].concat();
     let out = faultless(&args).succeeds();
-    for said in [
+    for expected in [
         "faults per second, median of 5",
         "mmap_lock",
         "per_vma",
@@ -195,9 +196,9 @@ fn comparison_of_one_workload() {
         "times fewer faults",
         "Summary: prefault",
     ] {
-        assert!(out.contains(said), "no {said:?} in\n{out}");
+        assert!(out.contains(expected), "no {expected:?} in\n{out}");
     }
-    assert!(!out.contains('\u{1b}'), "no control sequences where there is no terminal");
+    assert!(!out.contains('\u{1b}'), "no control sequences without a terminal");
     let lines = json_lines(&std::fs::read_to_string(&path).expect("written"));
     for setting in ["mmap_lock,anon_vma_check=late", "per_vma", "speculative"] {
         let rate = value(&lines, "native", setting, "faults_per_second");
@@ -237,7 +238,7 @@ fn comparison_fits_one_screen() {
     let ran = faultless(&["compare", "--quick", "--json", "-"]);
     let screen = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
-    let begin = screen.find("Compared: ").expect("it is printed");
+    let begin = screen.find("Compared: ").expect("a printed header");
     let (progress, screen) = screen.split_at(begin);
     assert!(progress.contains("pft, 16 simulated CPUs ..."), "{progress}");
     let rows: Vec<_> = screen.lines().collect();
@@ -286,14 +287,14 @@ fn selected_orders_are_the_columns_of_prefault() {
     let chosen = ["--set", "prefault_max_order=2", "--set", "locking=per_vma"];
     let args = [&["compare", "--quick", "--details", "--only", "sort"], &chosen[..]].concat();
     let out = faultless(&args).succeeds();
-    for said in [
+    for expected in [
         "order 2, zeroed against off",
         "(locking=per_vma)",
         "upper bound of faults saved (perfect predictor)",
         "unused",
         "mean",
     ] {
-        assert!(out.contains(said), "no {said:?} in\n{out}");
+        assert!(out.contains(expected), "no {expected:?} in\n{out}");
     }
     assert!(!out.contains("order 3") && !out.contains("order 5"), "{out}");
 }
@@ -302,10 +303,10 @@ fn selected_orders_are_the_columns_of_prefault() {
 fn replay_reports_the_effect_of_prefault() {
     let args = ["replay", "sort", "--set", "prefault_max_order=5", "--json", "-"];
     let ran = faultless(&args);
-    let said = ran.err.clone();
+    let stderr = ran.err.clone();
     let lines = json_lines(&ran.succeeds());
     for what in ["faults saved", "a perfect predictor", "of prefaulted pages", "resident pages"] {
-        assert!(said.contains(what), "no {what:?} in\n{said}");
+        assert!(stderr.contains(what), "no {what:?} in\n{stderr}");
     }
     let count =
         |metric: &str| value(&lines, "native", "prefault_max_order=5", metric).expect(metric);
@@ -405,7 +406,7 @@ fn replay_warns_if_its_faults_differ_from_the_recording() {
     let file = path.to_str().expect("text");
     for more in [&["--set", "prefault_max_order=0"][..], &["--policies"], &[]] {
         let ran = faultless(&[&["replay", file, "--json", "-"], more].concat());
-        assert!(ran.err.contains("warning: the replay of odd does not take"), "{}", ran.err);
+        assert!(ran.err.contains("warning: the replay of odd differs from"), "{}", ran.err);
         assert!(ran.err.contains("9.09 % fewer"), "{}", ran.err);
         let lines = json_lines(&ran.succeeds());
         let part = value(&lines, "native", "", "fault_difference").expect("a share");
@@ -461,9 +462,9 @@ fn unused_prefaulted_pages_are_counted_once() {
     };
     let [first, again] = [(); 2].map(|()| {
         let ran = faultless(&args);
-        let said = ran.err.clone();
+        let stderr = ran.err.clone();
         let wasted = count(&json_lines(&ran.succeeds()));
-        let rows: Vec<_> = said.lines().filter(|line| line.contains("unused")).collect();
+        let rows: Vec<_> = stderr.lines().filter(|line| line.contains("unused")).collect();
         let [row] = rows[..] else { panic!("{rows:?}") };
         let count = row.split_whitespace().next().expect("a count").replace(',', "");
         assert_eq!(count, wasted.to_string(), "{row}");
@@ -516,18 +517,18 @@ fn damaged_recordings_are_rejected_with_their_offset() {
     flipped[12] ^= 0x55;
     let files: [(&str, &[u8], &str); 5] = [
         ("empty.fltrace", b"", "the file is empty"),
-        ("other.txt", b"hello, world, hello", "it begins with the text \"hello, world, he"),
-        ("other.bin", b"\x01\x02", "it begins with the bytes [01, 02]"),
-        ("short.fltrace", &good[..good.len() / 2], "is cut off"),
+        ("other.txt", b"hello, world, hello", "the file begins with the text \"hello, world, he"),
+        ("other.bin", b"\x01\x02", "the file begins with the bytes [01, 02]"),
+        ("short.fltrace", &good[..good.len() / 2], "is truncated"),
         ("flipped.fltrace", &flipped, "the checksum does not match"),
     ];
-    for (name, bytes, said) in files {
+    for (name, bytes, expected) in files {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).expect("written");
         let ran = faultless(&["replay", path.to_str().expect("text")]);
         assert_eq!(ran.out, "");
         let error = ran.fails(2);
-        assert!(error.contains(name) && error.contains(said), "{error}");
+        assert!(error.contains(name) && error.contains(expected), "{error}");
         assert_eq!(error.contains("trace of addresses"), name.starts_with("other"), "{error}");
     }
     let error = faultless(&["replay", "sorted"]).fails(2);
@@ -547,22 +548,22 @@ fn addresses_are_replayed_through_tlbs() {
     std::fs::write(&path, &trace).expect("written");
     let file = path.to_str().expect("text");
     let pipe = dir.path().join("pipe.lackey");
-    assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
     let writer = {
         let (pipe, trace) = (pipe.clone(), trace.clone());
         std::thread::spawn(move || std::fs::write(pipe, trace).expect("somebody reads"))
     };
     let piped = faultless(&["replay", pipe.to_str().expect("text"), "--json", "-"]).succeeds();
-    writer.join().expect("it was read to its end");
+    writer.join().expect("a pipe that was read to the end");
 
     let out = faultless(&["replay", file]).succeeds();
-    for said in [
+    for expected in [
         "mine: a trace of addresses",
         "8,192 fetches, 8,192 loads, 0 stores",
         "1 extent of 16,384 KiB",
         "simulated",
     ] {
-        assert!(out.contains(said), "no {said:?} in {out}");
+        assert!(out.contains(expected), "no {expected:?} in {out}");
     }
     let lines = json_lines(&faultless(&["replay", file, "--json", "-"]).succeeds());
     let of = |setting: &str, metric: &str| {
@@ -590,10 +591,10 @@ fn addresses_are_replayed_through_tlbs() {
     assert!(error.contains("mine.lackey") && error.contains("no faults and calls"), "{error}");
     std::fs::write(&path, format!("{trace} L 12,x\n")).expect("written");
     let error = faultless(&["replay", file]).fails(2);
-    assert!(error.contains("mine.lackey: line 16387: the size is no number"), "{error}");
+    assert!(error.contains("mine.lackey: line 16387: the size is not a number"), "{error}");
     std::fs::write(&path, "==7== Lackey, an example Valgrind tool\n").expect("written");
     let error = faultless(&["replay", file]).fails(2);
-    assert!(error.contains("mine: there is no access in it"), "{error}");
+    assert!(error.contains("mine: the trace contains no accesses"), "{error}");
 }
 
 /// Each has more pages of code than the first level of the TLBs has entries.
@@ -623,16 +624,16 @@ fn interrupted_text_ends_soon() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the command starts");
-    let mut said = BufReader::new(child.stderr.take().expect("piped"));
+    let mut printed = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
-    said.read_line(&mut line).expect("text");
+    printed.read_line(&mut line).expect("text");
     assert_eq!(line, "huge_text=never, 1 process ...\n");
     let asked = std::time::Instant::now();
     send(&child, Signal::SIGINT);
-    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert_eq!(child.wait().expect("the command ends").code(), Some(130));
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
     let mut rest = String::new();
-    said.read_to_string(&mut rest).expect("text");
+    printed.read_to_string(&mut rest).expect("text");
     assert!(rest.contains("Interrupted: the results are not complete."), "{rest}");
 }
 
@@ -655,9 +656,9 @@ fn interrupted_comparison_prints_its_results_so_far() {
     send(&child, Signal::SIGINT);
     let mut out = String::new();
     child.stdout.take().expect("piped").read_to_string(&mut out).expect("text");
-    assert_eq!(child.wait().expect("it ends").code(), Some(130));
-    for said in ["pft", "Summary", "Interrupted"] {
-        assert!(out.contains(said), "no {said:?} in\n{out}");
+    assert_eq!(child.wait().expect("the command ends").code(), Some(130));
+    for expected in ["pft", "Summary", "Interrupted"] {
+        assert!(out.contains(expected), "no {expected:?} in\n{out}");
     }
     assert!(!out.contains("brk1"), "{out}");
 }

@@ -31,7 +31,7 @@ fn scale_prints_the_same_figures_again() {
     let lines = json_lines(&std::fs::read_to_string(json).expect("written"));
     let rate = |setting, cpus: u64| {
         let of: Vec<_> = lines.iter().filter(|line| line["cpus"] == cpus).cloned().collect();
-        value(&of, "simulated-two-socket", setting, "operations_per_second").expect("it is there")
+        value(&of, "simulated-two-socket", setting, "operations_per_second").expect("a value")
     };
     for policy in ["locking=speculative", "locking=per_vma", "locking=mmap_lock"] {
         assert!(rate(policy, 2) > 1.5 * rate(policy, 1), "{policy}");
@@ -70,7 +70,7 @@ fn given_parameters_are_used() {
     // More CPUs than the machine of the profile.
     let out =
         faultless(&["scale", "brk1", "passes=2", "--cpus", "200", "--policies", "speculative"]);
-    assert!(out.succeeds().contains("Beyond the 192 CPUs of two-socket"));
+    assert!(out.succeeds().contains("more than the 192 CPUs of two-socket"));
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn every_bundled_recording_runs_with_its_recorded_faults() {
     for recording in recordings::all() {
         let lines = faultless(&["scale", recording.name, "--json", "-"]).succeeds();
         let lines = json_lines(&lines);
-        let trace = recording.trace().expect("it is good");
+        let trace = recording.trace().expect("a valid recording");
         let summary = trace.summary();
-        let threads = Plan::new(&trace).expect("it has a plan").threads().len();
+        let threads = Plan::new(&trace).expect("a recording with a plan").threads().len();
         let recorded =
             (summary.user_faults + summary.kernel_faults - summary.unserved_faults) as f64;
         for policy in ["speculative", "per_vma", "mmap_lock"] {
@@ -104,7 +104,7 @@ fn table_shows_simulated_beside_published_figures() {
     };
     let printed = row("page_fault2, speculative");
     assert!(printed.contains("2,385,166") && printed.trim_end().ends_with("0.90x |"), "{table}");
-    assert!(table.contains("What differs: ") && table.contains("simulated"), "{table}");
+    assert!(table.contains("Differences: ") && table.contains("simulated"), "{table}");
     let of = |workload: &str| {
         let lines = lines.iter().filter(|line| line["workload"] == workload);
         lines.cloned().collect::<Vec<_>>()
@@ -121,10 +121,10 @@ fn table_shows_simulated_beside_published_figures() {
     assert!(speculative("published_to_base").is_some_and(|it| (it - 0.899).abs() < 0.001));
     assert!(speculative("to_base").is_some_and(|ratio| ratio > 2.0));
     for line in of("page_fault2") {
-        let said = |param: &str| line["params"][param].as_str().unwrap_or_default().to_owned();
-        assert_eq!(said("table"), "page_fault");
-        assert!(said("row").starts_with("page_fault2, "), "{line}");
-        assert!(said("published_by").starts_with("H. Song"), "{line}");
+        let param_of = |param: &str| line["params"][param].as_str().unwrap_or_default().to_owned();
+        assert_eq!(param_of("table"), "page_fault");
+        assert!(param_of("row").starts_with("page_fault2, "), "{line}");
+        assert!(param_of("published_by").starts_with("H. Song"), "{line}");
     }
     assert!(lines.iter().all(|line| line["cpus"] == 72), "{table}");
 }
@@ -140,7 +140,7 @@ fn table_with_cpus_has_only_their_rows_and_details() {
         lines.iter().filter(|line| line["metric"] == "published").map(|it| &it["value"]).collect();
     assert_eq!(published, [45_097.0, 45_058.0, 45_544.0]);
     let ratios = lines.iter().filter(|line| line["metric"] == "published_to_base").count();
-    assert_eq!(ratios, 2, "the base has none");
+    assert_eq!(ratios, 2, "the base has no ratio");
     let rows: Vec<Vec<&str>> = table
         .lines()
         .filter(|line| line.starts_with("| standard") || line.starts_with("| prefault"))
@@ -223,7 +223,7 @@ fn interrupted_scale_ends_soon() {
         let (status, out) = interrupted(args, within, Duration::from_millis(500), signal);
         assert_eq!(status, Some(code), "{args:?} {signal}: {out}");
         let rows = out.lines().filter(|line| line.starts_with("| ")).count();
-        assert!(rows > 1, "what ran before is there: {out}");
+        assert!(rows > 1, "earlier results are printed: {out}");
         assert!(out.contains("Interrupted: the results are not complete."), "{out}");
     }
     assert!(!json.exists());
@@ -240,15 +240,15 @@ fn wrong_arguments_are_explained() {
     for (args, says) in [
         (&["pfft"][..], "did you mean pft?"),
         (&["pft", "sice=1M"], "did you mean size?"),
-        (&["pft", "threads=4"], "leave threads= out"),
+        (&["pft", "threads=4"], "remove threads="),
         (&["pft", "--cpus", "0"], "from 1 to 1024"),
         (&["pft", "--cpus", "8..4"], "ends before it begins"),
         (&["pft", "--policies", "speculativ"], "did you mean speculative?"),
-        (&["pft", "--policies", "per_vma", "--set", "locking=per_vma"], "give one of them"),
+        (&["pft", "--policies", "per_vma", "--set", "locking=per_vma"], "use one of the two"),
         (&["pft", "--profile", "two-sockets"], "did you mean two-socket?"),
         (&["pft", "--profile", profile], "mine.toml"),
         (&["pft", "--profile", profile, "--plot", profile], "mine.toml"),
-        (&["python", "--cpus", "4"], "a CPU for each of its threads"),
+        (&["python", "--cpus", "4"], "one CPU for each thread"),
         (&["python", "size=4M"], "has no parameters"),
         (&["page_fault1_churn", "mode=processes"], "threads"),
         (&[], "<WORKLOAD|RECORDING|--table <NAME>>"),

@@ -70,7 +70,7 @@ fn table(
 ) -> Result<(), Box<dyn Error>> {
     writeln!(
         out,
-        "| program | faults | left | avoided | ahead | never touched | peak untouched, of resident |"
+        "| program | faults | remaining | avoided | ahead | never touched | peak untouched, of resident |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|")?;
     let mut all = Vec::new();

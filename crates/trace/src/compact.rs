@@ -118,12 +118,12 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
         return Err(Error::at(
             path,
             16,
-            format!("a body of {len} bytes was promised; there is not"),
+            format!("the header promises a body of {len} bytes; the body is shorter"),
         ));
     }
     if !rest.is_empty() {
         let at = PREFIX + packed.len() - rest.len();
-        return Err(Error::at(path, at as u64, "there are bytes after the compressed body"));
+        return Err(Error::at(path, at as u64, "bytes follow the compressed body"));
     }
     Ok(body)
 }
@@ -382,7 +382,7 @@ impl Reader<'_> {
             events.push(Event { time_us: now, thread: current, kind });
         }
         if self.at != self.body.len() {
-            return Err("there are bytes after the last event".into());
+            return Err("bytes follow the last event".into());
         }
         Ok(Trace { header, processes, threads, events })
     }

@@ -78,7 +78,7 @@ pub(crate) fn open(path: &Path) -> Result<std::fs::File, Error> {
              --threads"
                 .to_owned()
         } else if data.exists() {
-            format!("a directory of perf; its recording is the file {}", data.display())
+            format!("a directory of perf; the recording is the file {}", data.display())
         } else {
             "a directory, not a recording".to_owned()
         };

@@ -55,7 +55,7 @@ impl Recorded {
     pub const NAMES: [(Self, &str); 11] = [
         (Self::USER_FAULTS, "faults in user mode"),
         (Self::KERNEL_FAULTS, "faults in kernel mode"),
-        (Self::ACCESS, "whether a fault read or wrote"),
+        (Self::ACCESS, "the kind of access of a fault"),
         (Self::MMAP, "mmap calls"),
         (Self::MUNMAP, "munmap calls"),
         (Self::MREMAP, "mremap calls"),
@@ -328,23 +328,23 @@ impl Trace {
             return Err((None, format!("pages of {} bytes; want 4096", self.header.page_size)));
         }
         if self.threads.len() > MAX_THREADS || self.events.len() > MAX_EVENTS {
-            return Err((None, "more threads or events than a recording may have".into()));
+            return Err((None, "more threads or events than the limit of a recording".into()));
         }
         let processes = self.processes.len() as u32;
         if self.threads.iter().any(|thread| thread.process >= processes)
             || self.processes.iter().any(|process| process.parent.is_some_and(|p| p >= processes))
         {
-            return Err((None, "a thread or process names a process that is not there".into()));
+            return Err((None, "a thread or process names a process that does not exist".into()));
         }
         let mut seen = vec![Seen::Never; self.threads.len()];
         let mut now = 0;
         for (number, event) in self.events.iter().enumerate() {
             let wrong = |reason: &str| Err((Some(number as u64), reason.to_owned()));
             let Some(state) = seen.get_mut(event.thread as usize) else {
-                return wrong("its thread is not in the table");
+                return wrong("the thread is not in the table");
             };
             if *state == Seen::Gone {
-                return wrong("its thread has exited");
+                return wrong("the thread has exited");
             }
             *state = if event.kind == Kind::Exit { Seen::Gone } else { Seen::Alive };
             if event.time_us < now {
@@ -355,7 +355,7 @@ impl Trace {
                 match seen.get_mut(child as usize) {
                     None => return wrong("the new thread is not in the table"),
                     Some(state @ Seen::Never) => *state = Seen::Alive,
-                    Some(_) => return wrong("the new thread was there before"),
+                    Some(_) => return wrong("the new thread already exists"),
                 }
                 let of = |thread: u32| self.threads[thread as usize].process;
                 if (of(child) == of(event.thread)) != (birth == Birth::Thread) {
@@ -365,11 +365,11 @@ impl Trace {
             if let Kind::Fault { instruction: Some(place), .. } = event.kind {
                 if !self.header.recorded.contains(Recorded::INSTRUCTIONS) {
                     return wrong(
-                        "it has an instruction, and the header says that none were recorded",
+                        "the event has an instruction, but the header declares a recording without instructions",
                     );
                 }
                 if u64::from(place) >= PAGE_SIZE {
-                    return wrong("its instruction lies beyond the end of a page");
+                    return wrong("the instruction lies beyond the end of a page");
                 }
             }
             if !event.kind.is_well_formed() {
@@ -524,7 +524,10 @@ impl Kind {
 
 /// Counts of the contents of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[allow(missing_docs, reason = "the names say it; the few that do not are documented")]
+#[allow(
+    missing_docs,
+    reason = "names of most fields are sufficient; the other fields are documented"
+)]
 pub struct Summary {
     pub events: usize,
     pub processes: usize,

@@ -147,8 +147,8 @@ fn start(bytes: &[u8]) -> String {
     let start = &bytes[..bytes.len().min(16)];
     let text = str::from_utf8(start).ok().filter(|text| !text.contains(unprintable));
     match text {
-        Some(text) => format!("it begins with the text {text:?}"),
-        None => format!("it begins with the bytes {start:02x?}"),
+        Some(text) => format!("the file begins with the text {text:?}"),
+        None => format!("the file begins with the bytes {start:02x?}"),
     }
 }
 

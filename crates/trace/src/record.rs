@@ -94,14 +94,15 @@ impl fmt::Display for RecordError {
             }
             Self::NoFaults(program) if program::changes_user(program) => write!(
                 f,
-                "{} runs as another user (setuid, setgid or capabilities), and the kernel ends the \
-                 recording of such a program when it begins\n  remedy: record as root",
+                "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \
+                 the recording of such a program at its start\n  remedy: record as root",
                 program.display()
             ),
             Self::NoFaults(program) => write!(
                 f,
-                "no fault of {} was recorded: the kernel permits no recording of it, or it executed \
-                 a program that runs as another user (setuid)\n  remedy: record as root",
+                "no fault of {} was recorded: the kernel does not permit the recording, or the \
+                 program executed another program that runs as another user (setuid)\n  remedy: \
+                 record as root",
                 program.display()
             ),
         }
@@ -369,8 +370,8 @@ impl System {
             }
             _ => {
                 return Err(Shortfall::new(
-                    "the page-fault tracepoints are not there: tracefs is not mounted, or the kernel \
-                     is not x86-64 with CONFIG_FTRACE",
+                    "the page-fault tracepoints are missing: tracefs is not mounted, or the \
+                     kernel is not x86-64 with CONFIG_FTRACE",
                     "`sudo mount -t tracefs nodev /sys/kernel/tracing`",
                 ));
             }
@@ -423,12 +424,14 @@ impl FaultAround {
                     "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
                 }
                 // Root gets this error, too.
-                Some(libc::EPERM) => "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)",
+                Some(libc::EPERM) => {
+                    "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)"
+                }
                 _ => "record as root",
             };
             format!(
-                "fault-around stayed on ({FAULT_AROUND}: {problem}): a fault on a file page may have \
-                 mapped up to sixteen. Remedy: {remedy}"
+                "fault-around is still on ({FAULT_AROUND}: {problem}): a fault on a file page \
+                 may have mapped up to sixteen pages. Remedy: {remedy}"
             )
         })
     }
@@ -486,7 +489,7 @@ mod tests {
         let Err(RecordError::Missing(missing)) =
             Setup::choose(&system(none.clone(), 2, false), false)
         else {
-            panic!("nothing was missing");
+            panic!("no shortfall");
         };
         assert!(missing[0].remedy.contains("mount -t tracefs"));
         assert!(missing[1].what.contains("perf_event_paranoid is 2"));

@@ -33,10 +33,10 @@ impl Damage {
         let reason = match error {
             FrameDecoderError::WindowSizeTooBig { requested, .. } => {
                 format!(
-                    "the compressed data (zstd) looks back over {requested} bytes; the most is 8 MiB"
+                    "the compressed data (zstd) refers back over {requested} bytes; the limit is 8 MiB"
                 )
             }
-            _ if ended => "the compressed data (zstd) is cut off".to_owned(),
+            _ if ended => "the compressed data (zstd) is truncated".to_owned(),
             _ if begins == 0 => "no compressed data (a zstd frame) begins here".to_owned(),
             _ => "the compressed data (zstd) is damaged, in the block that begins here".to_owned(),
         };
@@ -156,13 +156,13 @@ mod tests {
         for at in (8..good.len()).step_by(good.len() / 61) {
             let mut bad = good.clone();
             bad[at] ^= 0x55;
-            let damage = read(&bad).expect_err("it is damaged");
+            let damage = read(&bad).expect_err("damaged data");
             // An error in the contents of a block may be detected only by the checksum of the
             // frame.
             assert!(damage.begins <= at as u64, "{at}: {damage:?}");
             places.insert(damage.begins);
-            let cut = read(&good[..at]).expect_err("it is cut off");
-            assert!(cut.ended && cut.reason.ends_with("is cut off"), "{at}: {cut:?}");
+            let cut = read(&good[..at]).expect_err("truncated data");
+            assert!(cut.ended && cut.reason.ends_with("is truncated"), "{at}: {cut:?}");
         }
         assert!(places.len() > 1, "{places:?}");
     }

@@ -187,7 +187,7 @@ fn instruction_offset_is_checked_and_needs_version_2() {
         (1, one_fault(with, &[1]), "version 1 has no instructions"),
         (2, one_fault(with, &[0x81, 0x20]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
-        (2, one_fault(without, &[1]), "there are bytes after the last event"),
+        (2, one_fault(without, &[1]), "bytes follow the last event"),
         (3, one_fault(with, &[1]), "version 3; this reads versions 1 to 2"),
         (0, one_fault(without, &[]), "version 0; this reads versions 1 to 2"),
     ] {
@@ -212,7 +212,7 @@ fn trace_with_instructions_is_marked_and_checked() {
     assert!(refused(4096, all).is_some_and(|why| why.contains("beyond the end of a page")));
     assert!(
         refused(1, all - Recorded::INSTRUCTIONS)
-            .is_some_and(|why| why.contains("none were recorded"))
+            .is_some_and(|why| why.contains("declares a recording without instructions"))
     );
 }
 

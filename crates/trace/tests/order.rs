@@ -191,7 +191,7 @@ proptest! {
     #[test]
     fn in_turn_gives_one_permitted_order(trace in trace()) {
         let only = |ready| {
-            assert_eq!(ready, 1, "threads that may go on");
+            assert_eq!(ready, 1, "threads that may continue");
             0
         };
         let in_turn = outcome(&Plan::in_turn(&trace).unwrap(), only);

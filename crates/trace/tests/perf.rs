@@ -94,7 +94,7 @@ fn sampled_recording_is_rejected_with_the_right_command() {
             }
             let why = reason(&bytes);
             assert!(why.contains(name) && why.contains(part), "{why}");
-            let advice = "`faultless record -- PROGRAM`, the only command whose recordings give \
+            let advice = "`faultless record -- PROGRAM`; only recordings of this command have \
                           figures of prefault";
             assert!(why.contains(advice), "{why}");
             assert!(why.contains("`perf record -c 1 -d -e page-faults -- PROGRAM`"), "{why}");
@@ -126,7 +126,7 @@ fn samples_of_guests_are_excluded() {
     }
     let trace = read(&bytes).unwrap();
     assert!(all > 0 && faults(&trace) == 0);
-    let note = format!("{} records of virtual machines' guests are left out", samples.len());
+    let note = format!("{} records of virtual machines' guests are omitted", samples.len());
     assert!(trace.header.notes.contains(&note), "{:?}", trace.header.notes);
 }
 
@@ -216,7 +216,7 @@ fn file_and_bytes_give_the_same_recording() {
         assert_eq!(faultless_trace::read(&path), parse(&path, bytes));
         let opened = match open(&path) {
             Ok(faultless_trace::Input::Recording(trace)) => Ok(trace),
-            Ok(faultless_trace::Input::Addresses(_)) => panic!("it is a recording"),
+            Ok(faultless_trace::Input::Addresses(_)) => panic!("a recording"),
             Err(error) => Err(error),
         };
         assert_eq!(opened, parse(&path, bytes));
@@ -254,7 +254,7 @@ fn other_formats_of_perf_are_named() {
     let why = || open(dir.path()).unwrap_err().to_string();
     assert!(why().ends_with("a directory, not a recording"), "{}", why());
     fs::write(dir.path().join("data"), FULL).unwrap();
-    assert!(why().contains("its recording is the file") && why().ends_with("/data"), "{}", why());
+    assert!(why().contains("the recording is the file") && why().ends_with("/data"), "{}", why());
     fs::write(dir.path().join("data.0"), FULL).unwrap();
     assert!(why().contains("record without --threads"), "{}", why());
 }

@@ -78,7 +78,7 @@ impl Space {
                     self.put(page, start, area.prot, true);
                     area
                 }
-                _ => return Err(format!("nothing is mapped at {page:#x}")),
+                _ => return Err(format!("no mapping at {page:#x}")),
             },
         };
         let permitted = match access {
@@ -100,16 +100,16 @@ impl Space {
             }
             Op::Unmap { range } => drop(self.take(range.start, range.end)),
             Op::Protect { range, prot } => {
-                want(self.is_full(range.start, range.end), "there is a hole")?;
+                want(self.is_full(range.start, range.end), "a hole")?;
                 for (start, area) in self.take(range.start, range.end) {
                     self.areas.insert(start, Area { prot, ..area });
                 }
             }
             Op::Advise { range, .. } => {
-                want(self.is_full(range.start, range.end), "there is a hole")?;
+                want(self.is_full(range.start, range.end), "a hole")?;
             }
             Op::Remap { old, new, keep_old } => {
-                want(self.is_full(old.start, old.end), "there is a hole")?;
+                want(self.is_full(old.start, old.end), "a hole")?;
                 want(old.start == new.start || !old.overlaps(new), "the ranges overlap")?;
                 let area = self.take(old.start, old.end)[0].1;
                 if old.start == new.start {
@@ -121,7 +121,7 @@ impl Space {
                 self.put(new.start, new.end, area.prot, area.grows);
             }
             Op::Brk { old, new } => {
-                want(self.brk.is_none_or(|brk| brk == old), "the break is elsewhere")?;
+                want(self.brk.is_none_or(|brk| brk == old), "another program break")?;
                 self.brk = Some(new);
                 let (old, new) = (old.next_multiple_of(4096), new.next_multiple_of(4096));
                 want(new <= old || self.take(old, new).is_empty(), "no room")?;
@@ -248,7 +248,7 @@ fn fixture_contains_each_special_case() {
     assert_eq!(births, [Birth::Thread, Birth::Fork, Birth::Vfork]);
     let summary = trace.summary();
     assert_eq!((summary.execs, summary.remaps, summary.unmaps), (2, 1, 1));
-    assert_eq!(trace.header.notes, ["1 calls that the kernel refused are left out"]);
+    assert_eq!(trace.header.notes, ["1 calls that the kernel refused are omitted"]);
     // The kernel read into an untouched page of the mapping used by both threads.
     let area = trace.events.iter().find_map(|event| match event.kind {
         Kind::Map { start, len: 0x8000, .. } => Some(start),
@@ -293,19 +293,19 @@ fn incomplete_recording_reports_its_assumptions() {
     assert_eq!((summary.maps, summary.write_faults), (0, 0));
     let notes = &trace.header.notes;
     assert!(
-        notes.iter().any(|note| note.contains("savings of prefault come out too small")),
+        notes.iter().any(|note| note.contains("savings of prefault are too small")),
         "{notes:?}"
     );
     let notes = fixture("fixture.perf.data").header.notes;
     assert!(!notes.iter().any(|note| note.contains("munmap")), "{notes:?}");
     // Not 0, which would mean that there were none.
-    let said = summary.to_string();
-    assert!(said.contains(" - mmap, - munmap") && said.contains("- of present pages"), "{said}");
-    assert!(said.ends_with("(-: not recorded)"), "{said}");
+    let text = summary.to_string();
+    assert!(text.contains(" - mmap, - munmap") && text.contains("- of present pages"), "{text}");
+    assert!(text.ends_with("(-: not recorded)"), "{text}");
     let plan = Plan::new(&trace).unwrap();
-    let said: Vec<_> = plan.assumptions().map(|assumed| assumed.to_string()).collect();
-    assert!(said.contains(&"not recorded: munmap calls".to_owned()), "{said:?}");
-    assert!(said.iter().any(|line| line.contains("their kind is not recorded")), "{said:?}");
+    let text: Vec<_> = plan.assumptions().map(|assumed| assumed.to_string()).collect();
+    assert!(text.contains(&"not recorded: munmap calls".to_owned()), "{text:?}");
+    assert!(text.iter().any(|line| line.contains("their kind is not recorded")), "{text:?}");
     for seed in 0..100 {
         replay(&plan, seed, true).unwrap();
     }

@@ -79,7 +79,7 @@ fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
         apply: Apply::Environment(vec![("MALLOC_TOP_PAD_", LARGER_PAD.to_string())]),
         at_best: 0.0,
-        remarks: vec!["blocks from 128 KiB on then always get mappings of their own"],
+        remarks: vec!["every block of 128 KiB or more then gets a separate mapping"],
     })
 }
 
@@ -98,8 +98,9 @@ pub fn open(findings: &Findings) -> Option<Open> {
         name: "fewer malloc arenas".into(),
         action: format!("MALLOC_ARENA_MAX={ARENAS}"),
         why: format!(
-            "{} beside the heap have {}, of which {} were touched; threads that share an arena use what others freed, and wait for each \
-             other: a recording of faults shows neither",
+            "{} beside the heap have {}, and {} were touched; threads that share an arena reuse \
+             freed blocks of other threads and contend for its lock: a recording of faults shows \
+             neither",
             plural(arenas.len() as u64, "arena"),
             size(usable),
             size(touched * PAGE_SIZE)
@@ -140,14 +141,14 @@ mod tests {
     fn fewer_arenas_are_advised_without_a_prediction() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         findings.reserved = vec![ARENA];
-        assert!(open(&findings).is_none(), "it has no more than that");
+        assert!(open(&findings).is_none(), "one arena beside the heap");
         findings.reserved = vec![ARENA, ARENA];
         let got = open(&findings).expect("two arenas and the heap");
         let variable = vec![("MALLOC_ARENA_MAX", "2".to_owned())];
         assert_eq!(got.apply, Apply::Environment(variable));
         assert!(got.why.contains("2 arenas beside the heap have 16 MiB"), "{}", got.why);
         findings.program.glibc = false;
-        assert!(open(&findings).is_none(), "it has another allocator");
+        assert!(open(&findings).is_none(), "another allocator than glibc's");
     }
 
     #[test]

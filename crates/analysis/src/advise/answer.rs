@@ -236,8 +236,8 @@ mod tests {
 
     #[test]
     fn faults_never_take_more_than_the_kernel_time_of_the_run() {
-        let recording = recordings::find("python").expect("it is bundled");
-        let source = Source::shipped(recording).expect("it holds together");
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
         let findings = findings("python", sizes(Mode::Madvise));
         let all = spent(&findings, &costs()) / 1e9;
         // The division of a short run's time is unreliable.

@@ -205,7 +205,7 @@ mod tests {
             .map(|power| f64::from(1 << power))
             .map(|heap| Collection { heap, live: heap, cpu: heap })
             .collect();
-        let saved = Collector { collections }.saved().expect("it collects");
+        let saved = Collector { collections }.saved().expect("a trace with collections");
         // Collections at 4, 8, .. 512 MiB become collections at 16, 80, 400 MiB.
         assert_eq!((saved.collections, saved.bytes), (5, 0));
         assert!((saved.cpu_ms - (1020.0 - 496.0)).abs() < 1e-9, "{saved:?}");
@@ -215,7 +215,8 @@ mod tests {
     #[test]
     fn heap_grows_by_uncollected_garbage() {
         let one = Collection { heap: 20.0, live: 10.0, cpu: 1.0 };
-        let saved = Collector { collections: vec![one; 100] }.saved().expect("it collects");
+        let saved =
+            Collector { collections: vec![one; 100] }.saved().expect("a trace with collections");
         // A collection follows after 40 MiB instead of 10, and the heap reaches 50 MiB.
         assert!((74..=76).contains(&saved.collections), "{saved:?}");
         assert_eq!(saved.bytes, 30 << 20);

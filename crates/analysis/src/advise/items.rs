@@ -55,7 +55,7 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
     Some(Item {
         name: "prefault by the kernel".into(),
         action: format!(
-            "no setting gives it: windows of up to 32 pages would spare {saved:.0} faults"
+            "no setting provides this: windows of up to 32 pages would save {saved:.0} faults"
         ),
         saving,
         at_best: saving,
@@ -72,15 +72,14 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let item = |(order, with): &(u8, Folios)| {
         let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
         let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
-        let mut remarks =
-            vec!["fewer TLB misses are not counted: what accesses memory at random may save more"];
+        let mut remarks = vec!["fewer TLB misses are not counted: random accesses may save more"];
         if !costs.folio(*order).1 {
             remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
         }
         if *order == LARGEST {
             remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
             if costs.reporting() {
-                remarks.push("the host takes free memory back, from 2 MiB on: such a page is expensive to get again");
+                remarks.push("the host takes back free memory in units of 2 MiB or more: the next use of such a page is expensive");
             }
         }
         let name = if *order == LARGEST {
@@ -123,7 +122,7 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
     let file = findings.shmem.file.clone()?;
     let [now, all] = &findings.shared;
     let mut remarks = vec![
-        "of shared anonymous memory, System V's segments and memfd; files on tmpfs have the mount option huge=",
+        "applies to shared anonymous memory, System V segments and memfd; files on tmpfs have the mount option huge=",
     ];
     if !costs.shared_huge().1 {
         remarks.push("the cost of a huge page is computed: --sysfs permits to measure it");
@@ -196,7 +195,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         unused: 0,
         apply: Apply::Nothing,
         at_best: 0.0,
-        remarks: vec!["fewer iTLB misses are not counted; Go gave MADV_COLLAPSE up after stalls; READ_ONLY_THP_FOR_FS is mostly off"],
+        remarks: vec!["fewer iTLB misses are not counted; Go stopped using MADV_COLLAPSE after stalls; most kernels are built without READ_ONLY_THP_FOR_FS"],
     })
 }
 
@@ -213,10 +212,10 @@ pub(super) mod tests {
 
     /// Returns the findings of a bundled recording, treated as a program with glibc's malloc.
     pub fn findings(name: &str, sizes: Sizes) -> Findings {
-        let recording = recordings::find(name).expect("it is bundled");
-        let source = Source::shipped(recording).expect("it holds together");
+        let recording = recordings::find(name).expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
         let program = Program { glibc: true, ..Program::default() };
-        Findings::of(&source, program, sizes, Shmem::NONE, &()).expect("it holds together")
+        Findings::of(&source, program, sizes, Shmem::NONE, &()).expect("a valid recording")
     }
 
     /// Returns [`findings`] with `first` pages of shared memory in `folios` huge pages, and the
@@ -320,10 +319,10 @@ pub(super) mod tests {
         let findings = findings("python", sizes(Mode::Madvise));
         let items = predict(&findings, &costs());
         let item = find(&items, "mTHP 64 kB");
-        let spared = item.spared.expect("it spares faults");
+        let spared = item.spared.expect("an item with saved faults");
         assert!(spared > 10_000.0);
         assert!(!item.moved(13.0) && !item.moved(-spared) && item.moved(0.8 * spared));
-        assert!(find(&items, "malloc grows by more").moved(0.0), "it spares calls");
+        assert!(find(&items, "malloc grows by more").moved(0.0), "saves calls, no faults");
     }
 
     #[test]
@@ -350,8 +349,8 @@ pub(super) mod tests {
         findings.sizes = sizes(Mode::Never);
         findings.program = Program { glibc: true, java: true, ..Program::default() };
         let items = predict(&findings, &costs());
-        assert!(items.iter().all(|item| item.name != "malloc on THP"), "it needs madvise");
-        assert!(items.iter().all(|item| item.name != "Java heap on THP"), "it needs madvise");
+        assert!(items.iter().all(|item| item.name != "malloc on THP"), "requires mode madvise");
+        assert!(items.iter().all(|item| item.name != "Java heap on THP"), "requires mode madvise");
     }
 
     #[test]
@@ -372,8 +371,8 @@ pub(super) mod tests {
     #[test]
     fn prefault_saves_the_difference_to_a_populated_page() {
         let findings = findings("gcc", sizes(Mode::Madvise));
-        let got = prefault(&findings, &costs()).expect("it was replayed");
-        let effect = findings.prefault.expect("it was replayed");
+        let got = prefault(&findings, &costs()).expect("a replayed recording");
+        let effect = findings.prefault.expect("a replayed recording");
         let want = effect.saved as f64 * 1000.0 - effect.unused() as f64 * 1300.0;
         assert_eq!(got.saving, want);
         assert!(want > 0.0 && got.apply == Apply::Nothing);

@@ -79,13 +79,13 @@ pub fn measure(
         if round > 0 && stop::requested() {
             break;
         }
-        observer.begin("measures what a page costs");
+        observer.begin("measures the cost of a page");
         meter.round(observer)?;
         observer.advance(1);
         // The plain run is in the middle of the rounds, so that both run under the same load.
         if let Some(command) = command.filter(|_| plain.is_none()) {
             observer.note(
-                "the program runs a second time, without the recorder; its output is dropped, and Ctrl-C ends this run",
+                "the program runs again without the recorder; its output is discarded, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
             plain = once(command, &Apply::Nothing, observer)?;

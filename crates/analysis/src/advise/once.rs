@@ -116,7 +116,7 @@ pub fn once(
 /// Returns the command of the program, with empty input and dropped output.
 pub fn silent(command: &[OsString]) -> Result<Command, Error> {
     let (name, args) =
-        command.split_first().ok_or_else(|| Error::input("the command", "it has no program"))?;
+        command.split_first().ok_or_else(|| Error::input("the command", "no program"))?;
     let mut program = Command::new(name);
     program.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(program)
@@ -143,7 +143,8 @@ mod tests {
 
     fn faults(command: &[&str], applied: &Apply) -> u64 {
         let command: Vec<_> = command.iter().map(OsString::from).collect();
-        let run = once(&command, applied, &()).expect("it runs").expect("nobody interrupts it");
+        let run =
+            once(&command, applied, &()).expect("a program that starts").expect("not interrupted");
         assert!(run.status.success(), "{command:?}: {}", run.status);
         run.faults
     }
@@ -157,7 +158,7 @@ mod tests {
         let counts_populated = FaultCounter::new().count().is_none();
         // A populated page takes no exception.
         assert_eq!(populated(64 << 20) > 16_384, counts_populated);
-        assert!(populated(65 << 20) < 8_192, "it is smaller than that");
+        assert!(populated(65 << 20) < 8_192, "smaller than the limit");
         assert!(faults(&dd, &Apply::Nothing) < 8_192);
     }
 
@@ -165,7 +166,10 @@ mod tests {
     fn run_detects_that_the_program_disables_huge_pages() {
         let thp_off = |applied: &Apply| {
             let command = ["sleep", "0.2"].map(OsString::from);
-            once(&command, applied, &()).expect("it runs").expect("nobody interrupts it").thp_off
+            once(&command, applied, &())
+                .expect("a program that starts")
+                .expect("not interrupted")
+                .thp_off
         };
         assert!(thp_off(&Apply::WithoutThp));
         assert!(!thp_off(&Apply::Nothing));
@@ -178,7 +182,7 @@ mod tests {
         faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
         faults(&["sh", "-c", "grep -q 'THP_enabled:.0' /proc/self/status"], &Apply::WithoutThp);
         let failed =
-            once(&["/no/such/program".into()], &Apply::Nothing, &()).expect_err("there is none");
+            once(&["/no/such/program".into()], &Apply::Nothing, &()).expect_err("no such program");
         assert!(failed.to_string().starts_with("/no/such/program: "), "{failed}");
     }
 

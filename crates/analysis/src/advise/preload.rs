@@ -72,7 +72,7 @@ mod tests {
     /// The checks in a process that has the library.
     fn preloaded() {
         let (_small, grown) = grows(|| block(MIB - 8192));
-        assert_eq!(grown, 0, "it is smaller than what is populated");
+        assert_eq!(grown, 0, "smaller than the populated size");
         let (_mapping, grown) = grows(|| MmapMut::map_anon(32 * MIB).expect("memory"));
         assert_eq!(grown, 32);
         let (large, grown) = grows(|| block(16 * MIB));
@@ -86,8 +86,8 @@ mod tests {
         let at = parts[0].as_ptr();
         drop(parts);
         let (again, grown) = grows(|| block(4 * MIB - 65536));
-        assert_eq!(again.as_ptr(), at, "glibc gives what was freed");
-        assert_eq!(grown, 0, "its last page was resident");
+        assert_eq!(again.as_ptr(), at, "malloc reuses the freed block");
+        assert_eq!(grown, 0, "the last page was resident");
         let (_new, grown) = grows(|| block(8 * MIB));
         assert_eq!(grown, 8);
     }
@@ -97,18 +97,17 @@ mod tests {
         if env::var_os("FAULTLESS_POPULATE").is_some() {
             return preloaded();
         }
-        let preload = Preload::new().expect("it was built");
-        let (_, module) =
-            module_path!().split_once("::").expect("the name of the program comes first");
+        let preload = Preload::new().expect("a built library");
+        let (_, module) = module_path!().split_once("::").expect("a first argument");
         let test = format!("{module}::preload_populates_large_blocks_unless_resident");
-        let own = env::current_exe().expect("a test has a file");
+        let own = env::current_exe().expect("the path of this test");
         // The test runs in a thread with a separate heap, which has no other freed memory.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
             .envs(preload.environment(MIB as u64))
             .output()
-            .expect("it runs");
-        let said = String::from_utf8_lossy(&ran.stdout);
-        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            .expect("a program that starts");
+        let printed = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && printed.contains("1 passed"), "{printed}");
     }
 }

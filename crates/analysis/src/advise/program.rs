@@ -134,8 +134,9 @@ mod tests {
         let mut gcc = gcc.stdin(std::process::Stdio::piped()).spawn().expect("gcc links Rust here");
         let source =
             b"#include <stdlib.h>\nint main(int n, char **v) { return !malloc(n + !*v); }\n";
-        std::io::Write::write_all(&mut gcc.stdin.take().expect("piped"), source).expect("it reads");
-        assert!(gcc.wait().expect("it ends").success(), "glibc's static library is installed");
+        std::io::Write::write_all(&mut gcc.stdin.take().expect("piped"), source)
+            .expect("gcc reads its input");
+        assert!(gcc.wait().expect("gcc ends").success(), "glibc's static library is installed");
         let got = Program::of(program.as_os_str(), &Trace::default());
         assert_eq!(got, Program { glibc: true, fixed: true, ..Program::default() });
     }
@@ -144,7 +145,7 @@ mod tests {
     /// linked with the allocator.
     #[test]
     fn statically_linked_allocator_is_found() {
-        let own = fs::read(std::env::current_exe().expect("a test has a file")).expect("read");
+        let own = fs::read(std::env::current_exe().expect("the path of this test")).expect("read");
         assert!(!Program::of_file(&own).glibc);
     }
 
@@ -153,9 +154,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let script = dir.path().join("script");
         fs::write(&script, "#!/usr/bin/env sh\n").expect("written");
-        let sh = executed(&script).expect("sh is there");
+        let sh = executed(&script).expect("an installed sh");
         assert!(sh.ends_with("sh"), "{}", sh.display());
         fs::write(&script, format!("#!{}\n", script.display())).expect("written");
-        assert_eq!(executed(&script), None, "it ends");
+        assert_eq!(executed(&script), None, "gcc ends");
     }
 }

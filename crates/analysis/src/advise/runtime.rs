@@ -46,7 +46,7 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
     Some(Item {
         name: format!("Go with GOGC={GOGC}"),
         action: format!(
-            "GOGC={GOGC}, or a GOMEMLIMIT: collections take less by {cpu_ms:.0} ms, faults more by {:.0} ms",
+            "GOGC={GOGC}, or a GOMEMLIMIT: collections take {cpu_ms:.0} ms less, faults {:.0} ms more",
             (bytes / PAGE_SIZE) as f64 * costs.page / 1e6
         ),
         saving: cpu_ms * 1e6 - (bytes / PAGE_SIZE) as f64 * costs.page,
@@ -55,7 +55,7 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
         apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
         at_best: 0.0,
         remarks: vec![
-            "from the collector's own trace of one run, which leaves sweeping and write barriers out; its unused memory is garbage not yet collected",
+            "from the collector's trace of one run, which excludes sweeping and write barriers; unused memory is garbage not yet collected",
         ],
     })
 }
@@ -85,7 +85,7 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
     Some(Item {
         name: "Java touches its heap".into(),
         action: format!(
-            "-XX:+AlwaysPreTouch, of a heap of {} of which {} are used; with -Xms as large as what is used, all of it is",
+            "-XX:+AlwaysPreTouch; the heap has {}, and the program uses {}; with -Xms of that size no memory is unused",
             size(heap.usable),
             size(heap.touched * PAGE_SIZE)
         ),
@@ -95,7 +95,7 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
         apply: java("-XX:+AlwaysPreTouch".into()),
         at_best: 0.0,
         remarks: vec![
-            "it moves faults to the start: the program waits less later, and starts later",
+            "moves faults to the start: the program starts later and waits less afterwards",
         ],
     })
 }
@@ -109,8 +109,9 @@ pub fn open(findings: &Findings) -> Vec<Open> {
         out.push(Open {
             name: format!("Go with GOGC={GOGC}"),
             action: format!("GOGC={GOGC}, or a GOMEMLIMIT"),
-            why: "fewer collections, and more pages that are touched; what collections take is in no recording, and is asked of a program \
-                  that is run, if it is one process that does not ask for collections itself"
+            why: "fewer collections and more touched pages; a recording does not contain the \
+                  cost of collections; `advise -- PROGRAM` measures the cost for a single \
+                  process that does not request collections itself"
                 .into(),
             apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
         });
@@ -121,8 +122,9 @@ pub fn open(findings: &Findings) -> Vec<Open> {
             name: "Java heap of one size".into(),
             action: format!("-Xms{megabytes}m"),
             why: format!(
-                "the heap grew from {} to {}; from the beginning so large it collects less often, and touches more pages before it does: a \
-                 recording does not contain the time of collections",
+                "the heap grew from {} to {}; a heap of the final size from the start collects \
+                 less often and touches more pages between collections: a recording does not \
+                 contain the time of collections",
                 size(heap.begun),
                 size(heap.usable)
             ),
@@ -201,17 +203,17 @@ mod tests {
     fn saving_of_gogc_is_predicted_from_a_collector_trace() {
         let mut findings = of(Program { go: true, ..Program::default() });
         let advice = format!("Go with GOGC={GOGC}");
-        assert_eq!(names(&findings), [&*advice], "a recording does not tell");
+        assert_eq!(names(&findings), [&*advice], "no trace of the collector");
         findings.collector = Some(Collector::default());
-        assert_eq!(names(&findings), [&*advice], "it did not say");
+        assert_eq!(names(&findings), [&*advice], "an empty trace of the collector");
         let line = |number, heap| {
             format!(
                 "gc {number} @1s 0%: 1+1+1 ms clock, 10+10/10/0+0 ms cpu, {heap}->{heap}->10 MB, 20 MB goal"
             )
         };
-        let said: Vec<_> = (1..=100).map(|number| line(number, 20)).collect();
-        let collector = Collector::of(&said.join("\n"));
-        let saved = collector.saved().expect("it collects");
+        let lines: Vec<_> = (1..=100).map(|number| line(number, 20)).collect();
+        let collector = Collector::of(&lines.join("\n"));
+        let saved = collector.saved().expect("a trace with collections");
         findings.collector = Some(collector);
         assert!(names(&findings).is_empty());
         let items = predicted(&findings, &costs());

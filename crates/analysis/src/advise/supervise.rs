@@ -240,8 +240,8 @@ mod tests {
 
     #[test]
     fn spawn_fails_if_the_program_cannot_be_executed() {
-        let error = Supervised::spawn(&mut Command::new("/no/such/program"))
-            .expect_err("there is no such program");
+        let error =
+            Supervised::spawn(&mut Command::new("/no/such/program")).expect_err("no such program");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 

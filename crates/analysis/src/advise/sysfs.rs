@@ -315,7 +315,7 @@ mod tests {
         let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
         fs::write(&one, "always [never]").expect("written");
         fs::write(&other, "7").expect("written");
-        let turn = || turn(dir.path(), &()).expect("a directory").expect("nobody interrupts it");
+        let turn = || turn(dir.path(), &()).expect("a directory").expect("not interrupted");
         let changes: [(&Path, &str); 2] = [(&one, "always"), (&other, "8")];
         let loan = Loan::keep(turn(), &changes).expect("files");
         let read = |path: &Path| fs::read_to_string(path).expect("there");
@@ -337,13 +337,13 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, "[never]").expect("written");
         let take = |value| {
-            let turn = turn(dir.path(), &()).expect("a directory").expect("nobody interrupts it");
+            let turn = turn(dir.path(), &()).expect("a directory").expect("not interrupted");
             Loan::keep(turn, &[(&file, value)]).expect("a file")
         };
         let mut first = take("always");
         // The first command's lock ends before its restoring process, as if the command were
         // killed.
-        let orphan = first.keeper.take().expect("it was changed");
+        let orphan = first.keeper.take().expect("a changed setting");
         drop(first);
         let waited = thread::scope(|scope| {
             let second = scope.spawn(|| {
@@ -353,7 +353,7 @@ mod tests {
             let waits = !second.is_finished();
             let mut orphan = orphan;
             drop(orphan.stdin.take());
-            orphan.wait().expect("it ends");
+            orphan.wait().expect("the keeper ends");
             waits
         });
         assert!(waited);

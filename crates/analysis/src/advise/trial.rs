@@ -92,7 +92,7 @@ pub fn run<'a>(
             let mut pair = [None, None];
             for with in [first, 1 - first] {
                 let (name, apply) = match with {
-                    0 => ("as it is", &Apply::Nothing),
+                    0 => ("unchanged", &Apply::Nothing),
                     _ => (trial.tried.name, trial.tried.apply),
                 };
                 observer.begin(&format!("run {round} of {rounds}, {name}"));

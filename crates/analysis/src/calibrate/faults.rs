@@ -306,8 +306,8 @@ mod tests {
             costs.sort_by(f64::total_cmp);
             costs.get(costs.len() / 2).copied()
         };
-        between(50.0, typical(Way::Single).expect("each page faults"), 1e6);
-        between(1.0, typical(Way::Populated).expect("no page faults"), 1e6);
+        between(50.0, typical(Way::Single).expect("single touches measured"), 1e6);
+        between(1.0, typical(Way::Populated).expect("populated pages measured"), 1e6);
         // Skipped if the kernel returned other addresses.
         if let Some(shared) = typical(Way::Shared) {
             between(50.0, shared, 1e6);

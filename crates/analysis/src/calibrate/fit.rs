@@ -202,11 +202,15 @@ mod tests {
     fn solve_finds_the_cost_on_the_line() {
         let line = [(0.0, 40.0), (100.0, 240.0)];
         assert_eq!(solve(line, 90.0, (0.0, 999.0)), 25.0);
-        assert_eq!(solve(line, 340.0, (0.0, 999.0)), 150.0, "beyond what was simulated");
-        assert_eq!(solve(line, 30.0, (0.0, 999.0)), 0.0, "less than the rest takes");
-        assert_eq!(solve([(0.2, 50.0), (2.0, 50.0)], 60.0, (0.1, 9.0)), 0.1, "it does not matter");
+        assert_eq!(solve(line, 340.0, (0.0, 999.0)), 150.0, "beyond the simulated range");
+        assert_eq!(solve(line, 30.0, (0.0, 999.0)), 0.0, "below the cost of the rest");
+        assert_eq!(
+            solve([(0.2, 50.0), (2.0, 50.0)], 60.0, (0.1, 9.0)),
+            0.1,
+            "a cost without effect"
+        );
         assert_eq!(Kind::PerCycle.value(solve([(0.2, 20.0), (2.0, 200.0)], 50.0, (0.1, 9.0))), 2.0);
-        assert_eq!(solve(line, 9e9, (0.0, 999.0)), 999.0, "a host that was disturbed");
+        assert_eq!(solve(line, 9e9, (0.0, 999.0)), 999.0, "a disturbed host");
     }
 
     #[test]
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn fitted_keys_are_in_the_profile() {
-        let mut profile = super::super::profile::base().expect("the bundled profile is good");
+        let mut profile = super::super::profile::base().expect("a valid bundled profile");
         for step in STEPS {
             let before = profile.numbers().len();
             assert!(profile.number_mut(step.key).is_some(), "{}", step.key);
@@ -236,7 +240,7 @@ mod tests {
     /// Fits the times of a machine with known costs, and expects these costs.
     #[test]
     fn fit_recovers_the_costs_of_a_known_machine() {
-        let mut known = super::super::profile::base().expect("the bundled profile is good");
+        let mut known = super::super::profile::base().expect("a valid bundled profile");
         for (key, value) in [
             ("line.own_ns", 0.0),
             ("exception.call_ns", 3.0),
@@ -247,13 +251,14 @@ mod tests {
         ] {
             set(&mut known, key, value);
         }
-        let native = STEPS.map(|step| step.probe.simulated(&known).expect("it runs"));
+        let native = STEPS.map(|step| step.probe.simulated(&known).expect("a simulated run"));
         let mut profile = known.clone();
         for step in STEPS {
             let was = profile.number_mut(step.key).map_or(1.0, |number| number.value);
             set(&mut profile, step.key, was / 2.0);
         }
-        let fitted = fit(&mut profile, &native, |_| ()).expect("it runs").expect("to the end");
+        let fitted =
+            fit(&mut profile, &native, |_| ()).expect("a simulated run").expect("not interrupted");
         for (fitted, step) in fitted.iter().zip(STEPS) {
             let off = (fitted.simulated - fitted.native).abs() / fitted.native;
             assert!(off < 0.02, "{}: {fitted:?}", step.key);

@@ -180,7 +180,7 @@ pub fn two_cpus() -> Result<[usize; 2], Error> {
     let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     match (cpus.next(), cpus.next()) {
         (Some(one), Some(other)) => Ok([one, other]),
-        _ => Err(Error::run(WHAT, "what moves between two CPUs needs two of them")),
+        _ => Err(Error::run(WHAT, "transfers between CPUs need two CPUs")),
     }
 }
 

@@ -132,7 +132,7 @@ mod tests {
     /// with the cheapest exception: see ARCHITECTURE.
     #[test]
     fn default_order_follows_from_the_table() {
-        let profile = Profile::bundled("two-socket").expect("it is bundled");
+        let profile = Profile::bundled("two-socket").expect("a bundled profile");
         let costs = Costs::of(&profile, profile.exception.fault_ns.value);
         let pays = |pair: &&[Order]| pair[1].recorded(costs) <= 0.9 * pair[0].recorded(costs);
         let last = ORDERS[1..].windows(2).take_while(pays).last().map(|pair| pair[1].order);
@@ -148,8 +148,10 @@ mod tests {
         let orders = [ORDERS[3], ORDERS[5]];
         let regimes = orders.map(|it| Regime { order: it.order as u8, pool: 0 });
         let of = |recording| {
-            let source = Source::shipped(recording).expect("it is shipped");
-            effects(&source, &Settings::new(&[]), &regimes).expect("it runs").expect("to its end")
+            let source = Source::shipped(recording).expect("a bundled recording");
+            effects(&source, &Settings::new(&[]), &regimes)
+                .expect("a replay that runs")
+                .expect("not interrupted")
         };
         let all: Vec<_> = recordings::all().iter().map(of).collect();
         for (at, order) in orders.into_iter().enumerate() {
@@ -162,7 +164,7 @@ mod tests {
                 |of: fn(&Effect) -> u64| all.iter().map(|effects| of(&effects[at])).sum::<u64>();
             let unused = sum(Effect::unused) as f64 / sum(Effect::mapped) as f64;
             let windows = |effect: &Effect| effect.prefault[0];
-            for (found, said) in [
+            for (found, expected) in [
                 (mean(|it| it.saved, |it| it.touches), order.saved),
                 (mean(windows, |it| it.touches), order.windows),
                 (mean(Effect::mapped, |it| it.touches), order.prefaulted),
@@ -170,8 +172,8 @@ mod tests {
                 (mean(|it| it.peak - it.peak_off, |it| it.peak_off), order.growth),
             ] {
                 assert!(
-                    (found - said).abs() <= 0.001,
-                    "order {}: {found}, not {said}",
+                    (found - expected).abs() <= 0.001,
+                    "order {}: {found}, not {expected}",
                     order.order
                 );
             }

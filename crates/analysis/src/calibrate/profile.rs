@@ -14,8 +14,8 @@ const LIKE: &str = "two-socket";
 pub const NAME: &str = "this-machine";
 /// Comments at the top of the file.
 pub const REMARKS: [&str; 2] = [
-    "Written by `faultless calibrate` on the machine that it is of: the subsystem's native machine, whose CPUs are threads, whose MMU is software,",
-    "and whose calls and faults enter no kernel. So it predicts what `faultless stat` measures here, and no kernel on this hardware.",
+    "Written by `faultless calibrate`. The profile describes the subsystem's native machine on this host: CPUs are threads, the MMU is software,",
+    "and calls and faults enter no kernel. So it predicts the figures of `faultless stat` here, and no kernel on this hardware.",
 ];
 
 /// A function of [`FIGURES`], which measures and stores figures in the profile.
@@ -99,7 +99,7 @@ fn cpus(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), Erro
         hardware::ghz(effort),
         "measured: a chain of shifts and exclusive ors, one cycle each",
     );
-    profile.cpu.pause_ns = number(hardware::pause(effort), "measured: one PAUSE of a loop of them");
+    profile.cpu.pause_ns = number(hardware::pause(effort), "measured: one PAUSE in a loop");
     Ok(())
 }
 
@@ -123,15 +123,15 @@ fn lines(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), Err
     let memory = hardware::chase(effort, 128 << 20);
     line.memory_ns = number(
         memory,
-        "measured: one line of 128 MiB after another, each read when the one before is there",
+        "measured: the lines of 128 MiB, each read after the previous one has arrived",
     );
-    line.remote_memory_ns = number(memory, "as line.memory_ns: there is one memory node");
-    taken(&mut line.occupancy, "it takes four CPUs that change one line");
-    taken(&mut line.invalidate_ns, "it takes more than two CPUs");
+    line.remote_memory_ns = number(memory, "as line.memory_ns: only one memory node");
+    taken(&mut line.occupancy, "the measurement requires four CPUs that write one line");
+    taken(&mut line.invalidate_ns, "the measurement requires more than two CPUs");
     if let Some(measured) = &mut profile.measured {
         measured.shared_lines = number(
             hardware::shared_lines(effort) as f64,
-            "measured: the most memory whose pages are zeroed nearer to the speed of 256 KiB than to that of 96 MiB",
+            "measured: the largest memory with a speed of zeroing closer to the speed for 256 KiB than for 96 MiB",
         );
     }
     Ok(())
@@ -145,8 +145,8 @@ fn transfer(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(
     );
     let line = &mut profile.line;
     line.complex_ns = number(took, how);
-    line.socket_ns = number(took, "as line.complex_ns: there is one group of CPUs");
-    line.remote_ns = number(took, "as line.complex_ns: there is one socket");
+    line.socket_ns = number(took, "as line.complex_ns: only one group of CPUs");
+    line.remote_ns = number(took, "as line.complex_ns: only one socket");
     let interrupt = &mut profile.interrupt;
     let flag = "derived: the line of the target's interrupt flag, a line.complex_ns";
     interrupt.send_ns = number(took, flag);
@@ -180,7 +180,7 @@ fn copying(profile: &mut Profile, effort: Effort, _: [usize; 2]) -> Result<(), E
 }
 
 fn bandwidth(profile: &mut Profile, effort: Effort, cpus: [usize; 2]) -> Result<(), Error> {
-    let how = "measured: two CPUs that zero 96 MiB each at a time";
+    let how = "measured: two CPUs that each zero 96 MiB at the same time";
     profile.memory.gigabytes_per_second = number(hardware::bandwidth(effort, cpus)?, how);
     Ok(())
 }
@@ -207,7 +207,7 @@ pub fn explain(profile: &mut Profile, fitted: &[Fitted]) {
         let Fitted { step, native, simulated } = path;
         let Some(it) = profile.number_mut(step.key) else { continue };
         let unit = if step.kind == Kind::PerCycle {
-            ", of the instructions that crates/virtual/instructions.toml has"
+            ", with the instructions of crates/virtual/instructions.toml"
         } else {
             ""
         };
@@ -223,8 +223,7 @@ pub fn explain(profile: &mut Profile, fitted: &[Fitted]) {
         };
         *it = number(it.value, how);
     }
-    let as_call =
-        "as exception.call_ns: a fault, too, enters the subsystem by a call of a function";
+    let as_call = "as exception.call_ns: a fault also enters the subsystem by a function call";
     profile.exception.fault_ns = number(profile.exception.call_ns.value, as_call);
     if let Some(measured) = &profile.measured {
         let ipc = measured.fault_ipc.value;
@@ -244,7 +243,7 @@ mod tests {
 
     #[test]
     fn every_number_of_a_measured_profile_has_a_source() {
-        let mut profile = base().expect("the bundled profile is good");
+        let mut profile = base().expect("a valid bundled profile");
         let effort = Effort { rounds: 1 };
         let Ok(cpus) = hardware::two_cpus() else { return };
         for (what, figure) in FIGURES {

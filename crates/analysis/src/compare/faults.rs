@@ -23,7 +23,8 @@ use std::sync::LazyLock;
 type Counted = BTreeMap<String, BTreeMap<String, f64>>;
 
 static COUNTED: LazyLock<Counted> = LazyLock::new(|| {
-    toml::from_str(include_str!("../../faults.toml")).expect("it is well-formed; a test reads it")
+    toml::from_str(include_str!("../../faults.toml"))
+        .expect("faults.toml is well-formed; a test reads it")
 });
 
 /// The number of CPUs that fault.
@@ -325,13 +326,13 @@ mod tests {
     /// The figures of F4 in the specification. A copy also flushes the TLB of the other CPU.
     #[test]
     fn speculative_fault_writes_the_specified_lines() {
-        let profile = Profile::bundled("two-socket").expect("it is bundled");
+        let profile = Profile::bundled("two-socket").expect("a bundled profile");
         let lines = |kind, policy| {
             let system = subject::machine(&profile, CPUS, MEMORY, 0).expect("memory");
             let settings = Settings::new(&[]).with_locking(policy).with_regime(Regime::OFF);
             settings.apply_to_simulated(&system).expect("valid");
             system.set("fault_around_pages=1").expect("valid");
-            run(&system, kind).expect("it runs").lines
+            run(&system, kind).expect("a simulated run").lines
         };
         let all = |policy| Kind::ALL.map(|kind| lines(kind, policy));
         let speculative = all(Locking::Speculative);

@@ -233,7 +233,7 @@ mod tests {
     fn simulated(lines: impl IntoIterator<Item = String>) -> Simulated {
         let text: String = lines.into_iter().map(|line| line + "\n").collect();
         let mut trace = Addresses::of_bytes(Path::new("t"), text.into_bytes().leak());
-        simulate(&mut trace).expect("it is good").expect("nobody interrupts")
+        simulate(&mut trace).expect("a valid trace").expect("not interrupted")
     }
 
     /// Code of 8 MiB, starting in the middle of a page of 2 MiB, called page by page, three times;

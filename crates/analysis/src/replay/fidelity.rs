@@ -44,7 +44,7 @@ impl Fidelity {
         let (replayed, part) = (grouped(self.replayed), self.difference().abs());
         let unserved = match self.unserved {
             0 => String::new(),
-            count => format!("; {} more that Linux did not serve", grouped(count)),
+            count => format!("; {} more that failed on Linux", grouped(count)),
         };
         let lost = match self.lost {
             0 => String::new(),
@@ -57,8 +57,9 @@ impl Fidelity {
     pub fn warning(self, name: &str) -> Option<String> {
         (self.difference().abs() > ALLOWANCE).then(|| {
             format!(
-                "warning: the replay of {name} does not take the faults that were recorded: {} recorded, {}; at \
-                 most {ALLOWANCE} % are expected. What the replay assumes is listed by `faultless replay`.",
+                "warning: the replay of {name} differs from the recorded faults: {} recorded, \
+                 {}; at most {ALLOWANCE} % are expected. `faultless replay` lists the \
+                 assumptions of the replay.",
                 grouped(self.recorded),
                 self.remark()
             )

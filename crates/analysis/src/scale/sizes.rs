@@ -54,7 +54,7 @@ pub fn workload(name: &str, given: &[String], cpus: usize) -> Result<Workload, E
         given.iter().any(|argument| argument.split('=').next().is_some_and(|name| name == param))
     };
     if is_given("threads") {
-        let why = "threads is set to the numbers of --cpus: leave threads= out";
+        let why = "--cpus sets the number of threads: remove threads=";
         return Err(Error::input(name, why));
     }
     let sizes = SIZES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, sizes)| sizes);
@@ -78,15 +78,17 @@ mod tests {
         for info in faultless_workload::all() {
             assert!(SIZES.iter().any(|(name, _)| *name == info.name), "{}", info.name);
             for cpus in [1, 1024] {
-                let workload = workload(info.name, &[], cpus).expect("it is valid");
+                let workload = workload(info.name, &[], cpus).expect("a valid workload");
                 assert_eq!(workload.crew().workers, cpus);
                 let each = workload.needs().written / cpus as u64;
                 assert!(each <= 8 << 20, "{}: {each} bytes of one of {cpus}", info.name);
             }
         }
-        let given = workload("pft", &["size=8M".into()], 4).expect("it is valid");
+        let given = workload("pft", &["size=8M".into()], 4).expect("a valid workload");
         assert_eq!(given.needs().written, 8 << 20);
-        let error = workload("pft", &["threads=4".into()], 4).expect_err("it is set").to_string();
+        let error = workload("pft", &["threads=4".into()], 4)
+            .expect_err("the parameter is set")
+            .to_string();
         assert!(error.contains("--cpus"), "{error}");
     }
 }

@@ -179,7 +179,8 @@ fn gates(report: &mut Report, counted: &[(&Case, f64)], profiles: &[Profile]) {
         for locked in [Locking::MmapLock, Locking::PerVma] {
             let Some((.., theirs)) = of(what, locked) else { continue };
             let name = (case.workload(), locked.name());
-            let promise = format!("{}: no more than under {}, besides the heap", name.0, name.1);
+            let promise =
+                format!("{}: at most as many as under {}, without the heap", name.0, name.1);
             report.gate(promise, format!("{ours:.2}, {theirs:.2}"), ours <= theirs);
         }
     }

@@ -67,7 +67,7 @@ fn behind(file: &Path, error: CliError) -> CliError {
     match error {
         CliError::Usage(why) if find_program(file.as_os_str()).is_ok() => {
             let name = file.display();
-            CliError::Usage(format!("{why}; a program goes behind --: faultless advise -- {name}"))
+            CliError::Usage(format!("{why}; to run a program, use --: faultless advise -- {name}"))
         }
         error => error,
     }
@@ -90,9 +90,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         None => {
             let (source, status, daemon) = recorded(args)?;
             if daemon {
-                say!(
-                    "faultless: nothing is predicted for a program that runs on in the background"
-                );
+                say!("faultless: no prediction for a program that continues in the background");
                 return Ok(exit_code(status));
             }
             interrupt::install();
@@ -102,7 +100,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let code = status.map_or(ExitCode::SUCCESS, exit_code);
     if status.is_some_and(|status| status.signal().is_some()) {
         // The recorder has reported the signal.
-        say!("faultless: nothing is predicted for a program that a signal ends");
+        say!("faultless: no prediction for a program that ends by a signal");
         return Ok(code);
     }
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
@@ -124,7 +122,7 @@ fn read(file: &Path) -> Result<Source, CliError> {
     match source::open(file).map_err(|error| behind(file, error))? {
         Input::Recording(source) => Ok(*source),
         Input::Addresses(name, _) => {
-            let why = "a trace of addresses has no faults; give a recording of `faultless record`";
+            let why = "a trace of addresses has no faults; use a recording of `faultless record`";
             Err(CliError::Usage(format!("{name}: {why}")))
         }
     }

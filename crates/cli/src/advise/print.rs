@@ -136,7 +136,7 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
     if measured > 1.05 * spent {
         writeln!(
             out,
-            " At most: a fault cost {:.1} times as much when it was measured, which is more than the run had{}. Savings are reduced to match.",
+            " At most: the measured cost of a fault was {:.1} times as much, more than the run spent{}. Savings are reduced to match.",
             measured / spent.max(1.0),
             if answer.plain.is_some_and(|run| run.fault_limit() == run.system) {
                 " in the kernel"
@@ -148,11 +148,11 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
     if answer.findings.expected_faults() < census.faults() {
         writeln!(
             out,
-            " {} were recorded, without huge pages; with huge pages as they are set here {} remain{}.",
+            " {} were recorded, without huge pages; with the settings of huge pages on this host {} remain{}.",
             grouped(census.faults()),
             grouped(answer.findings.expected_faults()),
             if census.asks_for_huge {
-                ", as the program asks for huge pages (MADV_HUGEPAGE)"
+                ", as the program requests huge pages (MADV_HUGEPAGE)"
             } else {
                 ""
             }
@@ -192,7 +192,7 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     if back > 0 {
         writeln!(
             out,
-            " {} zero a page that the program had before, and had given back.",
+            " {} zero a page that the program had before and had returned to the kernel.",
             grouped(back)
         )?;
     }
@@ -204,14 +204,14 @@ fn print_run(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     match answer.plain {
         Some(run) => writeln!(
             out,
-            " Seconds are of processor time, of a run without the recorder: {:.2} s elapsed, {:.2} s in the kernel;\n it had {} faults, with huge pages as they are set here.",
+            " Seconds are processor time of a run without the recorder: {:.2} s elapsed, {:.2} s in the kernel;\n the run had {} faults, with the settings of huge pages on this host.",
             run.wall,
             run.system,
             grouped(run.faults)
         )?,
         None => writeln!(
             out,
-            " The time of the run is that of the recording, which the recorder made longer."
+            " The time of the run is the time of the recording, which includes the recorder's overhead."
         )?,
     }
     if answer.plain.is_none() {
@@ -223,7 +223,7 @@ fn print_run(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         if run.thp_off {
             writeln!(
                 out,
-                " The program switches huge pages off for itself (PR_SET_THP_DISABLE): their settings have no effect on it."
+                " The program disables huge pages for itself (PR_SET_THP_DISABLE): the settings of huge pages have no effect on it."
             )?;
         }
         if let Some(why) = disagrees(answer.findings.expected_faults(), run) {
@@ -232,7 +232,7 @@ fn print_run(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         if run.ended > 0 {
             writeln!(
                 out,
-                " {} of its processes ran on after the program had ended, and were ended: their time is not complete.",
+                " {} of its processes continued after the end of the program and were killed: their time is incomplete.",
                 run.ended
             )?;
         }
@@ -252,8 +252,9 @@ fn print_page(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
     if costs.shadowed() {
         writeln!(
             out,
-            " This is a virtual machine in which a first touch takes {:.1} µs: several times what it takes on hardware. Its host may\n \
-             shadow its page tables. On hardware savings are smaller.",
+            " This is a virtual machine in which a first touch takes {:.1} µs, several times as \
+             long as on hardware. Its host may\n shadow its page tables. On hardware savings are \
+             smaller.",
             alone / 1e3
         )?;
     } else if costs.virtual_machine {
@@ -279,16 +280,15 @@ const DISAGREES: (f64, u64) = (0.2, 500);
 fn disagrees(expected: u64, run: Run) -> Option<String> {
     let (share, few) = DISAGREES;
     let off = expected.abs_diff(run.faults);
-    let populated =
-        if run.counts_populated { ", or pages that a call populates are counted" } else { "" };
+    let populated = if run.counts_populated { ", or populated pages are counted" } else { "" };
     (off >= few && off as f64 > share * expected.max(run.faults) as f64).then(|| {
         let why = if run.faults < expected {
-            "the program takes another course when it is recorded, or the kernel collapses its memory to huge pages".to_owned()
+            "the program behaves differently under the recorder, or the kernel collapses its memory to huge pages".to_owned()
         } else {
-            format!("the program takes another course when it is recorded{populated}")
+            format!("the program behaves differently under the recorder{populated}")
         };
         format!(
-            "Predictions are uncertain: the recording leads to expect {} faults, the run without the recorder had {}: {why}.",
+            "Predictions are uncertain: {} faults are expected from the recording, and the run without the recorder had {}: {why}.",
             grouped(expected),
             grouped(run.faults)
         )
@@ -307,8 +307,8 @@ fn describe_page(page: f64, alone: f64, parts: [f64; 3]) -> String {
         );
     }
     format!(
-        " A zeroed page costs {page:.2} µs here, less than a first touch alone ({alone:.2} µs: {parts}): other programs were\n running \
-         while they were measured, and savings are uncertain."
+        " A zeroed page costs {page:.2} µs here, less than a first touch alone ({alone:.2} µs: \
+         {parts}): other programs\n ran during the measurement, and savings are uncertain."
     )
 }
 
@@ -370,19 +370,22 @@ mod tests {
         assert_eq!(disagrees(20_000, run(1.0, 19_000)), None);
         assert_eq!(disagrees(100, run(1.0, 300)), None);
         let fewer = disagrees(20_000, run(1.0, 1_000)).expect("far off");
-        assert!(fewer.contains("expect 20,000 faults") && fewer.contains("huge pages"), "{fewer}");
+        assert!(
+            fewer.contains("20,000 faults are expected") && fewer.contains("huge pages"),
+            "{fewer}"
+        );
         let populated = Run { counts_populated: true, ..run(1.0, 90_000) };
-        assert!(disagrees(20_000, populated).expect("far off").contains("populates"));
+        assert!(disagrees(20_000, populated).expect("far off").contains("populated"));
     }
 
     #[test]
     fn prefault_by_the_kernel_is_reported_without_other_advice() {
-        let recording = recordings::find("python").expect("it is bundled");
-        let source = Source::shipped(recording).expect("it holds together");
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
         let sizes = Sizes { all: Some(Mode::Madvise), sizes: vec![(4, Mode::Never)] };
         let program = Program { glibc: true, ..Program::default() };
         let findings = Findings::of(&source, program, sizes, Shmem::NONE, &());
-        let findings = findings.expect("it holds together");
+        let findings = findings.expect("a valid recording");
         let mut answer = Answer::new(&findings, costs(), None, &source.trace);
         let printed = |answer: &Answer<'_>| {
             let mut out = Vec::new();

@@ -23,16 +23,12 @@ pub fn run(
 ) -> Result<(), CliError> {
     let (tried, left) = candidates(answer, args.sysfs);
     for item in left {
-        writeln!(
-            out,
-            " {} is a setting of the whole system: --sysfs permits to try it",
-            item.name
-        )?;
+        writeln!(out, " {} is a setting of the whole system: --sysfs permits a trial", item.name)?;
     }
     if tried.is_empty() {
         writeln!(
             out,
-            " There is nothing to try that is predicted to change the run by {:.0} %.",
+            " No setting to try is predicted to change the run by {:.0} %.",
             100.0 * WORTH
         )?;
         return Ok(());
@@ -92,11 +88,11 @@ fn print_remarks(
     let pairs = trials.iter().map(|trial| trial.with.len()).min().unwrap_or(0);
     writeln!(
         out,
-        " Seconds of processor time that are saved in {pairs} pairs of runs, one with it and one without; elapsed and faults: the change of the medians."
+        " Seconds of processor time that are saved in {pairs} pairs of runs, with the setting and without; elapsed and faults: the change of the medians."
     )?;
     writeln!(
         out,
-        " ~: within the noise. Predictions use what pages cost between these runs: {:.2} µs each.",
+        " ~: within the noise. Predictions use the cost of a page between these runs: {:.2} µs.",
         page / 1e3
     )?;
     let unmoved: Vec<_> =
@@ -134,13 +130,13 @@ fn print_runs(out: &mut dyn Write, trials: &[Trial<'_>], reporting: bool) -> Res
     if reporting {
         writeln!(
             out,
-            " Memory was used and freed before each run: the host takes free memory back, and what it has taken is only predicted, above."
+            " Memory was used and freed before each run, as the host takes back free memory; the cost of memory that the host has taken is only predicted, above."
         )?;
     }
     if trials.iter().flat_map(Trial::runs).any(|run| run.counts_populated) {
         writeln!(
             out,
-            " The faults include populated pages: there is no permission for the kernel's counter of page faults."
+            " The faults include populated pages, as the kernel's counter of page faults is not permitted."
         )?;
     }
     let failed = trials.iter().flat_map(Trial::runs).filter(|run| !run.status.success()).count();

@@ -34,7 +34,7 @@ pub fn run(
         let then = profile.line.complex_ns.value;
         writeln!(
             out,
-            "A line takes {now:.0} ns to the other CPU now, {then:.0} ns in the profile: the rows of several threads are of another placement of CPUs."
+            "A transfer of a line to the other CPU takes {now:.0} ns now and {then:.0} ns in the profile: for rows of several threads the CPUs are placed differently."
         )?;
     }
     Ok(())
@@ -53,7 +53,7 @@ fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Resu
     }
     writeln!(
         out,
-        "\nWhat the profile predicts, simulated, and what the native machine does, the fastest of several runs; operations a second, the worst row first:\n"
+        "\nPredictions of the profile, simulated, and measurements of the native machine, the fastest of several runs; operations a second, the worst row first:\n"
     )?;
     let head = ["", "threads", "native", "simulated", "off by"].map(str::to_owned);
     let mut table = table::numbers(&head, style);
@@ -76,7 +76,7 @@ fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Resu
     if rows.iter().any(|row| row.threads > most) {
         writeln!(
             out,
-            "* More threads than the host has CPUs for; simulated, each thread has one."
+            "* More threads than CPUs of the host; in simulation each thread has a CPU."
         )?;
     }
     Ok(())
@@ -105,7 +105,8 @@ mod tests {
         let rows =
             vec![row("near", 100.0, 110.0), row("low", 100.0, 60.0), row("high", 100.0, 130.0)];
         let mut out = Vec::new();
-        print(&mut out, rows, 2, Style { terminal: false, width: 100 }).expect("it is a vector");
+        print(&mut out, rows, 2, Style { terminal: false, width: 100 })
+            .expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
         let at = |name: &str| out.find(name).unwrap_or(usize::MAX);
         assert!(at("low") < at("high") && at("high") < at("near"), "{out}");

@@ -110,8 +110,10 @@ pub fn print(
     let instruction = costs.instruction;
     writeln!(
         out,
-        "\nPrefault: a page of the host costs {:.0} ns at its first touch, and {:.0} ns if one call populates it with others (MADV_POPULATE_WRITE). The difference,\n\
-         {:.0} ns, is taken as an exception; a system call in which nothing is done takes {:.0} ns. An instruction takes {:.3} ns here ({} a cycle, {} GHz).\n",
+        "\nPrefault: a page of the host costs {:.0} ns at its first touch, and {:.0} ns if one \
+         call populates many pages (MADV_POPULATE_WRITE). The difference,\n{:.0} ns, is taken as \
+         an exception; an empty system call takes {:.0} ns. An instruction takes {:.3} ns here \
+         ({} a cycle, {} GHz).\n",
         faults.touch,
         faults.populate,
         costs.exception,
@@ -128,7 +130,7 @@ pub fn print(
     )?;
     print_choice(out, costs)?;
     if !fits {
-        let rests = "This rests on what an instruction takes, which was fitted beside paths that could not be (*): run it again where no other programs run.";
+        let rests = "These figures depend on the fitted time of an instruction, and some paths could not be fitted (*): repeat the calibration while no other programs run.";
         writeln!(out, "{}", filled(rests, style.width))?;
     }
     Ok(())
@@ -141,11 +143,11 @@ mod tests {
     #[test]
     fn calculation_is_printed() {
         let profile =
-            faultless_analysis::calibrate::profile::base().expect("the bundled profile is good");
+            faultless_analysis::calibrate::profile::base().expect("a valid bundled profile");
         let mut out = Vec::new();
         let faults = Faults { touch: 900.0, populate: 500.0, call: 100.0 };
         let style = Style { terminal: false, width: 100 };
-        print(&mut out, &faults, (&profile, true), style).expect("it is a vector");
+        print(&mut out, &faults, (&profile, true), style).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
         for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 90.4 ×", "1/8"]
         {

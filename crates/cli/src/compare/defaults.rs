@@ -49,8 +49,9 @@ pub fn print(defaults: &Defaults, out: &mut dyn Write, style: Style) -> Result<(
         let effects: Vec<_> = effects.iter().collect();
         let [saved, bound, unused, growth] = Share::ALL.map(|share| share.mean(&effects));
         let text = format!(
-            "Verdict: prefault up to order {order} saves {saved} of the faults on first touches of the recordings (a perfect predictor: \
-             {bound}); {unused} of its pages stay unused, and resident memory grows by {growth}."
+            "Verdict: prefault up to order {order} saves {saved} of the faults on first touches \
+             of the recordings (a perfect predictor: {bound}); {unused} of the prefaulted pages \
+             remain unused, and resident memory grows by {growth}."
         );
         writeln!(out, "{}", filled(&text, style.width))?;
     }

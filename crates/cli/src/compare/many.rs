@@ -72,15 +72,15 @@ mod tests {
         let rows = vec![row([10.0, 20.0, 60.0]), row([30.0, 10.0, 30.0]), row([2.0, 1.0, 1.0])];
         let many = Many { profile: "p".into(), rows };
         let mut out = Vec::new();
-        print(&many, &mut out, Style { terminal: false, width: 100 }).expect("it is a vector");
+        print(&many, &mut out, Style { terminal: false, width: 100 }).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text").replace("\n  ", " ");
-        for said in [
+        for expected in [
             "3.0 times as much",
             "the same",
             "50 % less",
             "as the best lock: more in 1, the same in 1, less in 1",
         ] {
-            assert!(out.contains(said), "no {said:?} in {out}");
+            assert!(out.contains(expected), "no {expected:?} in {out}");
         }
     }
 }

@@ -166,9 +166,7 @@ fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(),
             ("cpus", tiers.cpus.is_some()),
         ];
         return match given.iter().find(|(_, is_given)| *is_given) {
-            Some((option, _)) => {
-                usage(format!("--{option}: it is for xsbench and llm, and neither is named"))
-            }
+            Some((option, _)) => usage(format!("--{option}: requires xsbench or llm")),
             None => Ok(()),
         };
     }
@@ -185,13 +183,13 @@ fn check(args: &CompareArgs, tiered: &[String], chosen: &[String]) -> Result<(),
         given[..*at].iter().any(|before| knob(before) == knob(set))
     });
     if let Some((_, set)) = twice {
-        return usage(format!("--set {}: {names}: a knob has one value there", set.text()));
+        return usage(format!("--set {}: {names}: only one value for a knob", set.text()));
     }
     if args.threads.is_some() && args.tiers.cpus.is_some() && chosen.is_empty() {
         return usage(format!("--threads: with --cpus, {names} does not run on this machine"));
     }
     if args.details && chosen.is_empty() {
-        return usage(format!("--details: {names}: the table has all that is measured"));
+        return usage(format!("--details: {names}: the table already has all measurements"));
     }
     Ok(())
 }

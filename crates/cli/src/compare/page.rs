@@ -27,8 +27,8 @@ pub fn page(
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let frame = frame("Instructions of a first write to a page, by module", "instructions", "");
         page.plot(
-            "Where a fault's instructions go",
-            "The total is counted. It is divided between the modules of the subsystem in proportion to their accesses to shared memory in the fault.",
+            "Instructions of a fault by module",
+            "The total is counted. The modules of the subsystem share the total in proportion to their accesses to shared memory in the fault.",
             &bars(&frame, &names, &groups, true)?,
         );
     }
@@ -51,8 +51,9 @@ pub fn page(
         let frame = frame("Time of a replay on this machine", "to the first policy", "");
         page.plot(
             "Real programs",
-            "The median time of a program's faults and calls under each policy; the line on a bar is its 95 % interval. If \
-             the intervals of two bars overlap, the difference is within the noise.",
+            "The median time of a program's faults and calls under each policy; the line on a \
+             bar is the 95 % interval. If the intervals of two bars overlap, the difference is \
+             within the noise.",
             &bars(&frame, &names, &groups, false)?,
         );
     }

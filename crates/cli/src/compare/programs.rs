@@ -152,7 +152,7 @@ mod tests {
         let printed = |report: &Report| {
             let mut out = Vec::new();
             let style = Style { terminal: false, width: 100 };
-            print(&mut out, &[("it", report)], style).expect("it is a vector");
+            print(&mut out, &[("it", report)], style).expect("writes to a vector");
             String::from_utf8(out).expect("text")
         };
         assert!(!printed(&interrupted).contains("Verdict"), "{}", printed(&interrupted));
@@ -172,7 +172,7 @@ mod tests {
         let once = report([&[1.0], &[0.5]]);
         let all = [("apart", &apart), ("alike", &alike), ("once", &once)];
         let mut out = Vec::new();
-        print(&mut out, &all, Style { terminal: false, width: 100 }).expect("it is a vector");
+        print(&mut out, &all, Style { terminal: false, width: 100 }).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
         let row = |name: &str| out.lines().find(|line| line.contains(name)).expect("a row");
         assert!(row("| apart").contains("20 % less time"), "{out}");

@@ -113,8 +113,9 @@ fn prefault_summary(
     if pool > 0 {
         writeln!(
             out,
-            "Zeroed: an idle time before each run has zeroed {} MiB of frames; its own cost is in no figure here \
-             (`bench\nzeroing` in the repository has it), and what a run needs beyond it is zeroed in its faults.",
+            "Zeroed: {} MiB of frames were zeroed while idle before each run. No figure here \
+             includes this cost\n(`bench zeroing` in the repository measures it). A run that \
+             needs more frames zeroes them in faults.",
             pool.saturating_mul(faultless::PAGE_SIZE) >> 20
         )?;
     }
@@ -223,9 +224,10 @@ fn effects(
     writeln!(out, "\n{table}")?;
     writeln!(
         out,
-        "Counted apart from any time, on one CPU and in the order of the recording. First touches: of private \
-         anonymous\nmemory. Upper bound: what a perfect predictor with windows of the same size saves. Unused: prefaulted pages that\nhad \
-         not been used when they were unmapped. Resident growth: of the peak resident memory of each process."
+        "Counted separately from times, on one CPU and in the order of the recording. First \
+         touches: of private anonymous\nmemory. Upper bound: the saving of a perfect predictor \
+         with windows of the same size. Unused: prefaulted pages that\nwere unmapped before \
+         their first use. Resident growth: of the peak resident memory of each process."
     )?;
     Ok(())
 }

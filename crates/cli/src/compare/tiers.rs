@@ -72,7 +72,7 @@ fn is_of_one_seed(rows: &Rows) -> bool {
 /// conclusion about times.
 fn verdict(rows: &Rows) -> String {
     let interrupts = changes(rows, &INTERRUPTS);
-    let noise = "Times are of few runs, and other programs are in them.";
+    let noise = "Times are from few runs, and include the effect of other programs.";
     if interrupts.is_empty() {
         let few = "CPUs were interrupted fewer than ten times.";
         return match rows.on {
@@ -82,7 +82,7 @@ fn verdict(rows: &Rows) -> String {
     }
     let chance = if interrupts.iter().any(|it| it.by_chance) { "~" } else { "" };
     let ratios = interrupts.into_iter().map(|it| it.ratio);
-    let few = if ratios.len() < rows.runs.len() { " where there were ten or more" } else { "" };
+    let few = if ratios.len() < rows.runs.len() { " in columns with ten or more" } else { "" };
     let interrupts = format!("{chance}{}{few}", words::fewer(ratios, INTERRUPTS.title));
     let of = |name: &str, figure: &Figure| {
         let changes = changes(rows, figure);
@@ -102,7 +102,7 @@ fn verdict(rows: &Rows) -> String {
             let [time, p99, p999] = [("run time", TIME), ("allocation p99", P99), ("p99.9", P999)]
                 .map(|(name, figure)| of(name, &figure));
             // Single runs may vary more.
-            let hedge = if is_of_one_seed(rows) { ", as one seed has it" } else { "" };
+            let hedge = if is_of_one_seed(rows) { ", with one seed" } else { "" };
             format!("Simulated{hedge}: {interrupts}{time}{frames}{p99}{p999}.")
         }
     }
@@ -177,7 +177,7 @@ mod tests {
     fn runs(off: &[f64], on: &[f64]) -> Runs {
         let workload = Workload::parse("pft", ["size=64K".to_owned()]).expect("a workload");
         let native = faultless_analysis::run::machine_for(&workload).expect("a machine");
-        let outcome = workload.run(&native).expect("it runs");
+        let outcome = workload.run(&native).expect("a run of the workload");
         let of = |times: &[f64]| {
             times.iter().map(|wall| Outcome { wall: *wall, ..outcome.clone() }).collect()
         };
@@ -243,7 +243,7 @@ mod tests {
         let few = counted([&[1.0], &[1.3]], [4, 0]);
         let runs = vec![("1:1".to_owned(), many), ("1:4".to_owned(), few.clone())];
         let rows = |on, runs| verdict(&Rows { title: String::new(), on, runs });
-        let interrupts = "90 % fewer shootdown interrupts where there were ten or more";
+        let interrupts = "90 % fewer shootdown interrupts in columns with ten or more";
         let simulated = rows(On::Simulated(4), runs.clone());
         assert_eq!(simulated, format!("Simulated: {interrupts}; run time ~-20.0 % to +30.0 %."));
         let differ = |counts: [[u64; 2]; 2]| {
@@ -260,6 +260,6 @@ mod tests {
         let native = rows(On::Native(4), runs);
         assert!(native.starts_with(&format!("Counted: {interrupts}. ")), "{native}");
         let native = rows(On::Native(4), vec![("1:4".to_owned(), few)]);
-        assert!(native.contains("fewer than ten times. Times are of few runs"), "{native}");
+        assert!(native.contains("fewer than ten times. Times are from few runs"), "{native}");
     }
 }

@@ -111,7 +111,8 @@ impl Drawing {
     ) -> Result<Self, CliError> {
         let Some(path) = path else { return Ok(Self { option, file: None }) };
         if path == Path::new("-") {
-            let why = format!("{option} -: it goes to a file, not to standard output: give a name");
+            let why =
+                format!("{option} -: the output is a file, not standard output: specify a name");
             return Err(CliError::Usage(why));
         }
         output::spare(option, path, inputs)?;
@@ -164,14 +165,14 @@ mod tests {
         page.plot("one \"plot\"", "what", &Picture { title: "a & b".into(), wide, narrow });
         page.text("text", "\na < b\n");
         let html = page.html();
-        for said in [
+        for expected in [
             "<title>a &lt;program&gt; &amp; more</title>",
             "<svg class=\"wide\" role=\"img\" aria-label=\"one &quot;plot&quot;\" width=\"2\">",
             "<figcaption>a &amp; b</figcaption><svg class=\"narrow\" role=\"img\" ",
             "<pre>a &lt; b</pre>",
             "prefers-color-scheme: dark",
         ] {
-            assert!(html.contains(said), "no {said:?} in {html}");
+            assert!(html.contains(expected), "no {expected:?} in {html}");
         }
         for loads in ["<script", "http:", "https:", "src=", "url("] {
             assert!(!html.contains(loads), "{loads:?} in {html}");

@@ -21,8 +21,8 @@ const LISTED: usize = 16;
 const fn title(layout: Layout) -> &'static str {
     match layout {
         Layout::Small => "4 KiB",
-        Layout::Whole => "2 MiB where\nit is whole",
-        Layout::Aligned => "2 MiB, code\nmoved to fit",
+        Layout::Whole => "2 MiB if\nfully mapped",
+        Layout::Aligned => "2 MiB, code\nrealigned",
     }
 }
 
@@ -46,7 +46,7 @@ pub fn run(args: &ReplayArgs, name: &str, mut trace: Addresses) -> Result<(), Cl
         return Ok(());
     };
     if simulated.pages.is_empty() {
-        return Err(CliError::Usage(format!("{name}: there is no access in it")));
+        return Err(CliError::Usage(format!("{name}: the trace contains no accesses")));
     }
     print(&mut *out, name, &simulated, style)?;
     simulated.figures(&mut json, name)?;
@@ -65,24 +65,25 @@ fn print(
     writeln!(out, "\n {name}: a trace of addresses (valgrind's lackey)")?;
     writeln!(
         out,
-        "   it did      {fetches} fetches, {loads} loads, {stores} stores in {} pages",
+        "   accesses    {fetches} fetches, {loads} loads, {stores} stores in {} pages",
         grouped(pages.len() as u64)
     )?;
     if *left_out > 0 {
-        writeln!(out, "   left out    {} accesses beyond user space", grouped(*left_out))?;
+        writeln!(out, "   omitted     {} accesses beyond user space", grouped(*left_out))?;
     }
     let fetched: usize = text.extents.iter().map(|extent| extent.fetched.len()).sum();
     writeln!(
         out,
-        "   code        {} of {} KiB; {} pages of it were fetched from",
+        "   code        {} of {} KiB; {} pages with fetches",
         plural(text.extents.len() as u64, "extent"),
         grouped(text.pages() * PAGE_SIZE / 1024),
         grouped(fetched as u64)
     )?;
     writeln!(
         out,
-        "   assumed     pages of code are those fetched from and never stored to, and what lies between two of them,\n\
-         \x20              if it is less than 2 MiB and nothing was stored to it; all pages are mapped already\n"
+        "   assumed     pages of code are pages with fetches and without stores, and gaps \
+         between two such pages\n\x20              of less than 2 MiB without stores; all pages \
+         are mapped already\n"
     )?;
     writeln!(out, "{}", stats_table(simulated, stats, style))?;
     writeln!(
@@ -108,7 +109,7 @@ fn stats_table(simulated: &Simulated, stats: &[TlbStats; 3], style: Style) -> co
     let folios = covered.map(|(folios, _)| grouped(folios));
     table::row(&mut table, std::iter::once("pages of 2 MiB".to_owned()).chain(folios));
     let shares = covered.map(|(_, fetches)| percent(fetches, code.text.fetches));
-    table::row(&mut table, std::iter::once("fetches from them".to_owned()).chain(shares));
+    table::row(&mut table, std::iter::once("fetches from these".to_owned()).chain(shares));
     table
 }
 
@@ -116,7 +117,7 @@ fn stats_table(simulated: &Simulated, stats: &[TlbStats; 3], style: Style) -> co
 fn folios(code: &Code, style: Style) -> comfy_table::Table {
     let mut folios = code.whole.clone();
     folios.sort_by_key(|folio| std::cmp::Reverse(folio.fetches));
-    let head = ["page of 2 MiB", "fetched from, of 512", "fetches"].map(str::to_owned);
+    let head = ["page of 2 MiB", "with fetches, of 512", "fetches"].map(str::to_owned);
     let mut table = table::numbers(&head, style);
     for folio in folios.iter().take(LISTED) {
         let share = percent(folio.fetches, code.text.fetches);

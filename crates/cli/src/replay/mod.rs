@@ -232,10 +232,10 @@ fn counters(
     stat.rate(sample.operations, "operations", sample.wall);
     stat.counters(&sample.counters, sample.wall);
     if replayed.advice_ignored > 0 {
-        stat.row(replayed.advice_ignored, "madvise calls left out", "");
+        stat.row(replayed.advice_ignored, "madvise calls omitted", "");
     }
     if replayed.unreserved > 0 {
-        stat.row(replayed.unreserved, "mappings beyond memory", "made with MAP_NORESERVE");
+        stat.row(replayed.unreserved, "mappings beyond memory", "created with MAP_NORESERVE");
     }
     if let Some(fidelity) = fidelity {
         stat.row(fidelity.recorded, "recorded faults", fidelity.remark());

@@ -112,11 +112,13 @@ pub fn page(
     ));
     page.plot(
         "Faults over time and address",
-        "Each page fault of a replay with prefault off: by its time in the recording, and by the address of its page. The axis of addresses \
-         leaves out addresses that are not touched, so distances on this axis are numbers of touched pages. Saved: with prefault the touch is no fault.",
+        "Each page fault of a replay with prefault off: by the time in the recording, and by the \
+         address of the page. The axis of addresses omits addresses that are not touched, so \
+         distances on this axis are numbers of touched pages. Saved: with prefault the touch \
+         causes no fault.",
         &faults(plan, &times, off, on)?,
     );
-    page.plot("What prefault saves", "Faults so far.", &compared.saved(false)?);
+    page.plot("Savings of prefault", "Faults so far.", &compared.saved(false)?);
     let resident = |gauged: &Gauged| {
         gauged.resident.iter().map(|pages| *pages as f64 * MIB_PER_PAGE).collect::<Vec<_>>()
     };
@@ -142,7 +144,7 @@ pub fn page(
         page.plot("Latencies", &meaning, &picture);
     }
     page.plot(
-        "Where the time goes",
+        "Time by activity",
         "Time of each operation on simulated CPUs, divided by the activity of the CPU.",
         &time(&runs, "operations", &source.name)?,
     );

@@ -97,10 +97,10 @@ impl Json {
         let mut partial = self.path.clone().into_os_string();
         partial.push(PARTIAL);
         let partial = PathBuf::from(partial);
-        let was = if self.path.exists() { "is as it was" } else { "was not written" };
+        let was = if self.path.exists() { "is unchanged" } else { "was not written" };
         match Replacing::new(&partial).and_then(|file| file.write(&lines)) {
             Ok(()) => say!(
-                "faultless: the results are not complete: they are in {}, and {path} {was}",
+                "faultless: the results are not complete: partial results are in {}, and {path} {was}",
                 partial.display()
             ),
             Err(error) => say!("faultless: --json {error}"),

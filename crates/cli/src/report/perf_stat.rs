@@ -118,7 +118,7 @@ mod tests {
         let counted = counted.to_string();
         assert!(counted.contains("10.00 % of all faults"), "{counted}");
         assert!(counted.contains("3      iTLB-load-misses             # simulated"), "{counted}");
-        assert!(!counted.contains("400.00 %"), "pages are no part of the faults: {counted}");
+        assert!(!counted.contains("400.00 %"), "pages are not a share of the faults: {counted}");
         assert_eq!(lines[4], "                 7      areas");
         assert_eq!(lines[6], "       0.500000000 seconds time elapsed");
         assert_eq!(lines[8], "       0.250000000 seconds user");

@@ -106,7 +106,7 @@ pub fn counters(table: &mut Table, topic: Topic, columns: &[&Sample]) {
                 (_, Some(count)) => grouped(count),
             };
             let name = match counter {
-                Counter::Spf => "spf: served without a lock".to_owned(),
+                Counter::Spf => "spf: handled without a lock".to_owned(),
                 counter => format!("{group}{}", counter.name()),
             };
             row(table, std::iter::once(name).chain(columns.iter().map(cell)));

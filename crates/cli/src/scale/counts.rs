@@ -68,7 +68,7 @@ mod tests {
             ("8..4", "ends before"),
             ("1...8", "\".8\" is not"),
         ] {
-            let error = parse(bad).expect_err("it is wrong");
+            let error = parse(bad).expect_err("invalid");
             assert!(error.contains(says), "{bad}: {error}");
         }
     }

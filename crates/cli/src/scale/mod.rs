@@ -163,7 +163,7 @@ fn find(subject: &Path, params: &[String]) -> Result<Subject, CliError> {
     }
     if Origin::find(subject).is_some() {
         let Input::Recording(source) = source::open(subject)? else {
-            let why = "it is a trace of addresses, which has no faults and calls; `faultless replay` runs it";
+            let why = "a trace of addresses has no faults and calls; `faultless replay` runs it";
             return Err(CliError::Usage(format!("{name}: {why}")));
         };
         if let Some(param) = params.first() {
@@ -200,14 +200,13 @@ fn counts(
         Subject::Recording(source) => {
             let threads = source.plan.threads().len();
             if given.is_some() {
-                let why = "a CPU for each of its threads, of which there are";
+                let why = "always runs with one CPU for each thread";
                 let name = subject.name();
-                return Err(CliError::Usage(format!("--cpus: {name} has {why} {threads}")));
+                return Err(CliError::Usage(format!("--cpus: {name} {why}: {threads}")));
             }
             if threads > MAX_CPUS {
-                let why = format!(
-                    "it has {threads} threads, and at most {MAX_CPUS} CPUs can be simulated"
-                );
+                let why =
+                    format!("{threads} threads, but at most {MAX_CPUS} CPUs can be simulated");
                 return Err(CliError::Usage(format!("{}: {why}", subject.name())));
             }
             Ok(Counts(vec![threads]))
@@ -226,7 +225,8 @@ fn chosen(args: &ScaleArgs) -> Result<Vec<Locking>, CliError> {
             Ok(policies)
         }
         _ if of_knobs => {
-            let why = "--policies and --set locking=POLICY both choose policies: give one of them";
+            let why =
+                "--policies and --set locking=POLICY both choose policies: use one of the two";
             Err(CliError::Usage(why.into()))
         }
         given => {
@@ -248,5 +248,8 @@ fn beyond(profile: &Profile, scaled: &Scaled) -> String {
     if most <= has {
         return String::new();
     }
-    format!("Beyond the {has} CPUs of {} there are more sockets of the same kind.", profile.name)
+    format!(
+        "Runs with more than the {has} CPUs of {} simulate more sockets of the same kind.",
+        profile.name
+    )
 }

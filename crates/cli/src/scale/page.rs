@@ -30,7 +30,7 @@ pub fn page(scaled: &Scaled, text: &str) -> Result<Page, CliError> {
         last.iter().map(|point| (point.policy.name().to_owned(), &point.ran)).collect();
     let on = plural(most as u64, "CPU");
     page.plot(
-        "Where the time goes",
+        "Time by activity",
         &format!("Time of each operation on {on}, divided by the activity of the CPU."),
         &time(&runs, scaled.unit, &on)?,
     );

@@ -107,7 +107,11 @@ fn figures(scaled: &Scaled, style: Style) -> comfy_table::Table {
 fn hot(out: &mut dyn Write, point: &Point, unit: &str, style: Style) -> Result<(), CliError> {
     let cpus = plural(point.cpus as u64, "CPU");
     if point.ran.hottest.is_empty() {
-        writeln!(out, "\n{}, {cpus}: no CPU waited for a line of another.", point.policy.name())?;
+        writeln!(
+            out,
+            "\n{}, {cpus}: no CPU waited for a line of another CPU.",
+            point.policy.name()
+        )?;
         return Ok(());
     }
     writeln!(

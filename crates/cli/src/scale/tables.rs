@@ -117,7 +117,7 @@ fn print(
     style: Style,
 ) -> Result<(), CliError> {
     writeln!(out, "\n{}, simulated", of.title)?;
-    writeln!(out, "What differs: {}\n", of.differs)?;
+    writeln!(out, "Differences: {}\n", of.differs)?;
     let head = ["", "CPUs", "", "simulated,\na second", "to base", "published", "to base"];
     let mut table = table::numbers(&head.map(str::to_owned), style);
     for (at, row) in of.rows.iter().enumerate().take(runs.len()) {
@@ -201,7 +201,7 @@ mod tests {
         let runs = [ran(1000), None, ran(3500), ran(10), ran(25)];
         let mut out = Vec::new();
         print(&mut out, &table, &runs, Style { terminal: false, width: 100 })
-            .expect("it is a vector");
+            .expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
         let cells = |at: usize| {
             let row = out.lines().filter(|line| line.contains("| pages")).nth(at).expect("a row");
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn selected_cpus_keep_rows_with_their_bases() {
         let chosen = |which, cpus: &str| chosen(which, Some(&cpus.parse().expect("numbers")));
-        let prefault = chosen(TableArg::Prefault, "1,64..128").expect("it has such rows");
+        let prefault = chosen(TableArg::Prefault, "1,64..128").expect("rows for these CPUs");
         let cpus: Vec<_> = prefault[0].rows.iter().map(|row| row.cpus).collect();
         assert_eq!(cpus, [1, 1, 1, 64, 64, 64, 128, 128, 128]);
         let all = chosen(TableArg::All, "24,72").expect("two tables have such rows");
@@ -228,7 +228,7 @@ mod tests {
         for table in &all {
             let runs: Vec<_> = table.rows.iter().map(|_| ran(7)).collect();
             let ratios = (0..runs.len()).filter_map(|at| table.simulated(at, &runs)).count();
-            assert_eq!(ratios * 2, table.rows.len(), "each second row has its base");
+            assert_eq!(ratios * 2, table.rows.len(), "each second row has a base");
         }
         let error = chosen(TableArg::Prefault, "2").expect_err("no row has 2 CPUs").to_string();
         assert!(error.contains("1, 8, 16, 64, 128, 512 CPUs"), "{error}");

@@ -46,7 +46,7 @@ const WORK: [Work; 6] = [
         switch(facts.get("memcg").map(|enabled| enabled == "1"))
     }),
     (
-        "zeroing every page as it is allocated, also before a copy (init_on_alloc)",
+        "zeroing every page at its allocation, also before a copy (init_on_alloc)",
         "kernel log",
         |facts| {
             // "stack:all(zero), heap alloc:on, heap free:off"
@@ -68,7 +68,7 @@ const WORK: [Work; 6] = [
     ("hooks of security modules (LSM)", "/sys/kernel/security/lsm", |facts| {
         facts.get("lsm").map_or(UNKNOWN.to_owned(), |list| list.replace(',', ", "))
     }),
-    ("unmapping pages to see from which node they are used", "numa_balancing", |facts| {
+    ("unmapping pages to detect the node that uses them", "numa_balancing", |facts| {
         switch(facts.get("numa_balancing").map(|state| state != "0"))
     }),
 ];
@@ -97,7 +97,7 @@ pub fn print(
     }
     let kernels: Vec<(&str, Facts<'_>)> =
         kernels.iter().map(|(name, facts)| (name.as_str(), Facts(facts))).collect();
-    writeln!(out, "Work that Linux does besides, with CPU {cpu}, as the booted kernel reports it")?;
+    writeln!(out, "Additional work of Linux, with CPU {cpu}, as reported by the booted kernel")?;
     let mut head = vec!["work".to_owned(), "reported in".to_owned()];
     head.extend(kernels.iter().map(|(name, _)| (*name).to_owned()));
     let mut table = table::numbers(&head, style);
@@ -173,7 +173,7 @@ fact numa_balancing 0\r
         let kernels = [("6.12".to_owned(), &one[..]), ("6.12, less".to_owned(), &other[..])];
         let mut out = Vec::new();
         let style = Style { terminal: false, width: 200 };
-        print(&mut out, &kernels, "max", style).expect("memory takes it");
+        print(&mut out, &kernels, "max", style).expect("the output is memory");
         String::from_utf8(out).expect("text")
     }
 

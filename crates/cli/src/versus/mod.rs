@@ -77,12 +77,12 @@ const REDUCED: [&str; 2] = ["mitigations=off", "cgroup_disable=memory"];
 const COLUMNS: &str = "\
 The target is a third of the first Linux. The second Linux is the same kernel without mitigations and memory cgroups: the difference
 between the two is the cost of that work. A figure with a range is the median of several boots (--runs), with the least and the most:
-such figures depend on the time that the host's disk takes.";
+such figures depend on the speed of the host's disk.";
 
 /// An explanation of the counts.
 const COUNTED: &str = "\
-Faults are `pgfault` of /proc/vmstat; the target is no more than on Linux. Shootdowns are requests that made
-another CPU drop translations, the row TLB of /proc/interrupts; where the target is `none`, no other CPU can
+Faults are `pgfault` of /proc/vmstat; the target is at most the count of Linux. Shootdowns are requests to
+another CPU to drop translations, the row TLB of /proc/interrupts; if the target is `none`, no other CPU can
 hold a translation of the changed pages.";
 
 /// Frames of the pool of pre-zeroed frames, if there is a pool: twice the number touched by a pass
@@ -303,9 +303,9 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             let trouble = match run {
                 Ok(run) if run.end == End::Exited(0) => None,
                 Ok(run) => {
-                    let said = String::from_utf8_lossy(&errors);
-                    let gap = if said.trim().is_empty() { "" } else { "; " };
-                    Some(format!("{}{gap}{}", run.end, said.trim()))
+                    let stderr = String::from_utf8_lossy(&errors);
+                    let gap = if stderr.trim().is_empty() { "" } else { "; " };
+                    Some(format!("{}{gap}{}", run.end, stderr.trim()))
                 }
                 Err(error) => Some(error.to_string()),
             };
@@ -334,7 +334,7 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let silent = (trouble.is_none() && figures.is_empty()).then(|| match interrupt::requested() {
         // Ctrl-C on a terminal reaches QEMU, too.
         true => "interrupted".to_owned(),
-        false => format!("it printed no figures; it printed: {}", text.trim()),
+        false => format!("no figures in the output: {}", text.trim()),
     });
     let name = |trouble| {
         let machine = if job.side == Side::Ours { "the bare machine" } else { &stock.name };

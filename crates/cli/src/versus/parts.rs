@@ -39,21 +39,21 @@ const AREA: u64 = 512 << 20;
 const DISK: &str = "\
 A major fault reads 32 pages from a virtio disk: the bare kernel from a file on its disk (virtio over MMIO), Linux from the disk itself,
 /dev/vda (virtio over PCI, the driver virtio_blk loaded as a module), so without a file system; each by its default read-ahead. The disk's
-time is excluded: meanwhile a second thread calls sched_yield, so that the CPU is never idle, and the instructions of its calls are taken
-off. The figure keeps the interrupt, both switches of threads, the part of a sched_yield that a switch cuts off, and timer interrupts
-during a wait. How many those are depends on the host's disk, so the figure varies by some percent, more on a busy host.
+time is excluded: meanwhile a second thread calls sched_yield, so that the CPU is never idle, and the instructions of these calls are
+subtracted. The figure includes the interrupt, both switches of threads, the interrupted part of a sched_yield, and timer interrupts
+during a wait. Their number depends on the host's disk, so the figure varies by some percent, more on a busy host.
 evict_page: 1024 clean pages of the same file, mapped and used by one process, paged out by one call (MADV_PAGEOUT).";
 const SWAP: &str = "\
-One process stores to more private pages than memory holds (machines of 192 MiB, with a swap disk), first as they are new, then again. A page
-that leaves memory is counted without the plain fault of the page that takes its frame; one that comes back with its fault, its read-ahead and
-the page that leaves for it. The disk's time is excluded as above. The bare kernel's CPU itself waits while\npages are written, for which it has a counter (disk_wait_ns of /proc/vmstat); that is taken off, too.";
+One process stores to more private pages than fit in memory (machines of 192 MiB, with a swap disk), first to new pages, then again. The cost of
+an evicted page excludes the plain fault of the page that gets the frame; the cost of a page that is read back includes the fault, the read-ahead
+and the eviction of another page. The disk's time is excluded as above. The bare kernel's CPU itself waits while\npages are written; a counter (disk_wait_ns of /proc/vmstat) measures this time, which is also subtracted.";
 const NODES: &str = "\
-Pages that `move_pages` moves, 512 in a call, from one node of memory to another and back: private pages that may be stored to; that may be read
-only; and pages of a file in memory that is mapped to be read. The bare kernel defers the flushes of the latter two (deferred_flush). Both machines
+Pages that `move_pages` moves, 512 in a call, from one node of memory to another and back: private writable pages; private read-only
+pages; and pages of a file in memory that is mapped read-only. The bare kernel defers the flushes of the latter two (deferred_flush). Both machines
 have two nodes, half of memory each, and their CPU in the first; Linux has no automatic NUMA balancing. Copying a page takes 512 counted steps on both.";
 const COMPACT: &str = "\
-A process has touched three quarters of memory (machines of 512 MiB) and given back three pages of each four; then 1 is written to
-/proc/sys/vm/compact_memory. What that takes, divided by the pages that move (pgmigrate_success).";
+A process has touched three quarters of memory (machines of 512 MiB) and discarded three of every four pages; then 1 is written to
+/proc/sys/vm/compact_memory. The cost of this write, divided by the number of moved pages (pgmigrate_success).";
 
 impl Part {
     /// The parts after the plain rows, in the order of their output.
@@ -177,13 +177,13 @@ mod tests {
         let mut out = Vec::new();
         let missed = Part::Disk
             .print(&mut out, done, &stock, Style { terminal: false, width: 100 })
-            .expect("memory takes it");
+            .expect("the output is memory");
         (String::from_utf8(out).expect("text"), missed)
     }
 
     #[test]
     fn kernel_without_disk_drivers_skips_disk_rows() {
-        assert_eq!(printed(&[]), (String::new(), 0), "a row that nobody measured");
+        assert_eq!(printed(&[]), (String::new(), 0), "a row that was not measured");
         let done = Done {
             side: Side::Ours,
             program: "reclaim",
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn disk_file_suffices_for_the_passes() {
-        let directory = Part::Disk.files().expect("made").expect("it has one");
+        let directory = Part::Disk.files().expect("made").expect("a directory of files");
         assert_eq!(std::fs::metadata(image(&directory)).expect("there").len(), UNREAD_BYTES);
     }
 }

@@ -36,14 +36,18 @@ pub fn interrupted(
     signal: Signal,
 ) -> (Option<i32>, String) {
     let mut child = command(args);
-    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
-    assert!(said.any(|line| line.expect("text").ends_with(within)), "it comes to {within}");
+    let mut child =
+        child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut progress = BufReader::new(child.stderr.take().expect("piped")).lines();
+    assert!(
+        progress.any(|line| line.expect("text").ends_with(within)),
+        "the output contains {within}"
+    );
     std::thread::sleep(later);
     let asked = Instant::now();
     send(&child, signal);
-    said.for_each(drop);
-    let output = child.wait_with_output().expect("it ends");
+    progress.for_each(drop);
+    let output = child.wait_with_output().expect("the command ends");
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
     (output.status.code(), String::from_utf8(output.stdout).expect("text"))
 }
@@ -51,7 +55,7 @@ pub fn interrupted(
 /// Sends `signal` to a running command.
 pub fn send(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(child.id().try_into().expect("a process"));
-    kill(pid, signal).expect("it runs");
+    kill(pid, signal).expect("a running command");
 }
 
 impl Ran {

@@ -101,7 +101,7 @@ fn forked_child_has_touched_pages_and_faults_on_others() {
 #[test]
 fn inconsistent_trace_is_rejected() {
     let error = predicted::<Streams>(&trace(&[(7, Kind::Exec)]), 5).unwrap_err();
-    assert_eq!(error.to_string(), "event 0: its thread is not in the table");
+    assert_eq!(error.to_string(), "event 0: the thread is not in the table");
 }
 
 #[test]

@@ -92,10 +92,10 @@ impl Line {
             _ => return Err(form),
         };
         let comma = rest.iter().position(|&byte| byte == b',').ok_or(form)?;
-        let addr =
-            number(&rest[..comma], 16).ok_or("the address is no hexadecimal number of 64 bits")?;
+        let addr = number(&rest[..comma], 16)
+            .ok_or("the address is not a hexadecimal number of 64 bits")?;
         let size = number(&rest[comma + 1..], 10).filter(|size| (1..=MAX_SIZE).contains(size));
-        let size = size.ok_or("the size is no number from 1 to 4096")?;
+        let size = size.ok_or("the size is not a number from 1 to 4096")?;
         if addr.checked_add(size - 1).is_none() {
             return Err("the access goes beyond the last address");
         }
@@ -240,15 +240,16 @@ impl Reader<'_> {
                     let first = *self.process.get_or_insert(process);
                     if first != process {
                         return Err(self.wrong(format!(
-                            "the log has accesses of the processes {first} and {process}, which \
-                             cannot be told apart: give each its own, with --log-file=NAME.%p"
+                            "the log mixes accesses of the processes {first} and {process}, \
+                             which cannot be distinguished: write one log for each process, with \
+                             --log-file=NAME.%p"
                         )));
                     }
                 }
                 Ok(Line::Valgrind(None) | Line::Empty) => {}
                 Err(reason) => {
                     let text = String::from_utf8_lossy(&self.line[..self.line.len().min(40)]);
-                    return Err(self.wrong(format!("{reason}; it is {:?}", text.trim_end())));
+                    return Err(self.wrong(format!("{reason}; the line is {:?}", text.trim_end())));
                 }
             }
         }
@@ -325,9 +326,9 @@ mod tests {
             ("I 0,1", "expected `I  ADDRESS,SIZE`"),
             (" X 0,1", "expected `I  ADDRESS,SIZE`"),
             ("I  0", "expected `I  ADDRESS,SIZE`"),
-            ("I  ,1", "no hexadecimal number"),
-            ("I  +1,1", "no hexadecimal number"),
-            ("I  10000000000000000,1", "no hexadecimal number"),
+            ("I  ,1", "not a hexadecimal number"),
+            ("I  +1,1", "not a hexadecimal number"),
+            ("I  10000000000000000,1", "not a hexadecimal number"),
             (" L 0,0", "from 1 to 4096"),
             (" L 0,4097", "from 1 to 4096"),
             (" L 0,0x1", "from 1 to 4096"),
@@ -346,7 +347,7 @@ mod tests {
         let packed = zstd::pack(GOOD.repeat(1000).as_bytes());
         let error = read(leaked(&packed[..packed.len() - 5])).unwrap_err();
         assert!(
-            matches!(error.place, Place::Line(_)) && error.reason.contains("cut off"),
+            matches!(error.place, Place::Line(_)) && error.reason.contains("truncated"),
             "{error}"
         );
         let error = read(leaked([packed, b"more".to_vec()].concat())).unwrap_err();

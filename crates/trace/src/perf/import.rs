@@ -225,7 +225,7 @@ impl Import {
             self.header.notes.push(note);
         }
         if self.guests > 0 {
-            let note = format!("{} records of virtual machines' guests are left out", self.guests);
+            let note = format!("{} records of virtual machines' guests are omitted", self.guests);
             self.header.notes.push(note);
         }
         if !self.header.recorded.contains(Recorded::MUNMAP) {
@@ -235,7 +235,7 @@ impl Import {
             self.name_running();
         }
         if self.failed > 0 {
-            let note = format!("{} calls that the kernel refused are left out", self.failed);
+            let note = format!("{} calls that the kernel refused are omitted", self.failed);
             self.header.notes.push(note);
         }
         // In place, because a copy would need the same amount of memory again.
@@ -277,9 +277,9 @@ impl Import {
         }
         let processes = if count == 1 { "process" } else { "processes" };
         self.header.notes.push(format!(
-            "{count} {processes} ran before the recording began (perf record -p or -a): which pages were \
-             touched before is not known, and faults are those of the recorded time alone. Remedy: \
-             record the program from its start, with `faultless record -- PROGRAM`"
+            "{count} {processes} ran before the recording began (perf record -p or -a): earlier \
+             touches of pages are unknown, and only faults of the recorded time are included. \
+             Remedy: record the program from its start, with `faultless record -- PROGRAM`"
         ));
     }
 
@@ -364,15 +364,13 @@ impl Import {
 
     fn sample(&mut self, attr: usize, sample: &SampleRecord<'_>) -> Result<(), String> {
         let (Some(pid), Some(tid)) = (sample.pid, sample.tid) else {
-            return Err(
-                "a sample without its thread; record with perf's default sample type".into()
-            );
+            return Err("a sample without a thread; record with perf's default sample type".into());
         };
         if pid <= 0 {
             return Ok(());
         }
         let raw = sample.raw.unwrap_or(RawData::empty());
-        let cut = |part: &str| format!("a sample without its {part}");
+        let cut = |part: &str| format!("a sample without {part}");
         let field = |field, name: &str| raw_field(raw, field).ok_or_else(|| cut(name));
         match &self.roles[attr] {
             &Role::Fault { kernel, address, ip, error_code } => {

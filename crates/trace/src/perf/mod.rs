@@ -62,7 +62,7 @@ fn guarded(path: &Path, bytes: impl Read + Seek) -> Result<Trace, Error> {
             .map(String::as_str)
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("unknown");
-        Err(Error::new(path, place(record), format!("the perf.data parser gave up: {why}")))
+        Err(Error::new(path, place(record), format!("the perf.data parser failed: {why}")))
     })
 }
 

@@ -158,6 +158,6 @@ mod tests {
         assert!(at == 100 && why.contains("within a compressed one"), "{at}: {why}");
         let long = [0x28, 0xb5, 0x2f, 0xfd, 0, 0xa0];
         let (_, why) = read(&long, 20).unwrap_err();
-        assert!(why.contains("looks back over"), "{why}");
+        assert!(why.contains("refers back over"), "{why}");
     }
 }

@@ -20,15 +20,15 @@ pub(super) enum Call {
 }
 
 /// Commands that record every fault, and the use of their recordings.
-pub(super) const COMPLETE: &str = "record with `faultless record -- PROGRAM`, the only command \
-     whose recordings give figures of prefault. A recording of `perf record -c 1 -d -e page-faults \
+pub(super) const COMPLETE: &str = "record with `faultless record -- PROGRAM`; only recordings of \
+     this command have figures of prefault. A recording of `perf record -c 1 -d -e page-faults \
      -- PROGRAM` is sufficient to replay the faults, and to compare the locking policies";
 
 /// The note of a recording with faults and without munmap calls.
 pub(super) const NO_MUNMAP: &str = "munmap calls were not recorded: a page that the program \
-     unmapped and touched again looks like a page that was never unmapped, so the savings of \
-     prefault come out too small. Remedy: record with `faultless record -- PROGRAM` (without \
-     --lesser)";
+     unmapped and touched again looks like a page that was never unmapped, so the reported \
+     savings of prefault are too small. Remedy: record with `faultless record -- PROGRAM` \
+     (without --lesser)";
 
 pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
     (Call::Mmap, 9, "mmap", Recorded::MMAP),

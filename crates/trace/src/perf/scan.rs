@@ -224,7 +224,7 @@ impl<B: Bytes> Scan<'_, B> {
         if data.size == 0 {
             return self.wrong(
                 data.told_at,
-                "there are no records: was perf record interrupted before it could finish?",
+                "the file has no records: was perf record interrupted before it finished?",
             );
         }
         let table = self.features(data, attrs)?;
@@ -315,8 +315,8 @@ impl<B: Bytes> Scan<'_, B> {
                 return self.wrong(
                     at,
                     format!(
-                        "a record of {size} bytes; {left} are left: the file is damaged; copy or \
-                         record it again"
+                        "a record of {size} bytes, but only {left} bytes remain: the file is \
+                         damaged; copy or record it again"
                     ),
                 );
             }

@@ -312,7 +312,7 @@ impl fmt::Display for Assumed {
             }
             Assumption::Lost => write!(f, "{n} events were lost while recording"),
             Assumption::AssumedMapping => {
-                write!(f, "{n} mappings made up where the recording shows accesses but no mapping")
+                write!(f, "{n} mappings added because the recording has accesses without a mapping")
             }
             Assumption::FileAsAnonymous => {
                 write!(f, "{n} file mappings replayed as anonymous memory")
@@ -326,20 +326,23 @@ impl fmt::Display for Assumed {
             Assumption::UnknownAccess => {
                 write!(
                     f,
-                    "{n} accesses taken as writes where permitted: their kind is not recorded"
+                    "{n} accesses assumed to be writes if permitted: their kind is not recorded"
                 )
             }
             Assumption::PermissionRaised => {
-                write!(f, "{n} areas given a permission that an access in the recording needs")
+                write!(f, "{n} areas with an added permission that a recorded access needs")
             }
             Assumption::Signal => {
-                write!(f, "{n} faults left out that ended in a signal or an error")
+                write!(f, "{n} faults omitted that ended in a signal or an error")
             }
             Assumption::BeyondUserSpace => {
-                write!(f, "{n} faults or calls beyond user space left out")
+                write!(f, "{n} faults or calls beyond user space omitted")
             }
             Assumption::UnseenUnmap => {
-                write!(f, "{n} mappings placed over others that were not seen to go")
+                write!(
+                    f,
+                    "{n} mappings placed over older mappings whose unmapping was not recorded"
+                )
             }
             Assumption::RemapAsMap => write!(f, "{n} mremap calls replayed as munmap and mmap"),
         }

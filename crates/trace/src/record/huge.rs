@@ -29,13 +29,14 @@ impl HugePages {
         let which = format!("huge pages are on for all programs ({})", sizes.join(", "));
         Some(if self.off {
             format!(
-                "{which}, and off for the recorded one: without a recorder it takes fewer faults, each of up to {} pages",
+                "{which}, and off for the recorded program: without a recorder the program takes fewer faults, each of up to {} pages",
                 largest / 4
             )
         } else {
             format!(
-                "{which} and stayed on, as this kernel cannot switch them off for a program: they hide first touches. Switch \
-                 them off: `echo never | sudo tee {SYSFS}/enabled {SYSFS}/hugepages-*/enabled`"
+                "{which} and were on during the recording, as this kernel cannot disable them \
+                 for one program: huge pages hide first touches. Disable them: `echo never | \
+                 sudo tee {SYSFS}/enabled {SYSFS}/hugepages-*/enabled`"
             )
         })
     }

@@ -64,7 +64,7 @@ fn executable(path: &Path) -> io::Result<()> {
     let interpreter = rest.split(|byte| b" \t".contains(byte)).next().unwrap_or(rest);
     let interpreter = Path::new(OsStr::from_bytes(interpreter));
     permitted(interpreter).map_err(|error| {
-        let why = format!("its interpreter {}: {error}", interpreter.display());
+        let why = format!("interpreter {}: {error}", interpreter.display());
         io::Error::new(error.kind(), why)
     })
 }
@@ -97,16 +97,16 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             path
         };
-        let told = |path: &Path| find(path.as_os_str()).map_err(|error| error.raw_os_error());
-        assert_eq!(told(&dir), Err(Some(libc::EISDIR)));
-        assert_eq!(told(&dir.join("none")), Err(Some(libc::ENOENT)));
-        assert_eq!(told(&file("plain", "#!/bin/sh\n", 0o644)), Err(Some(libc::EACCES)));
+        let result = |path: &Path| find(path.as_os_str()).map_err(|error| error.raw_os_error());
+        assert_eq!(result(&dir), Err(Some(libc::EISDIR)));
+        assert_eq!(result(&dir.join("none")), Err(Some(libc::ENOENT)));
+        assert_eq!(result(&file("plain", "#!/bin/sh\n", 0o644)), Err(Some(libc::EACCES)));
         let good = file("good", "#! /bin/sh -e\nexit 0\n", 0o755);
-        assert_eq!(told(&good), Ok(good.clone()));
+        assert_eq!(result(&good), Ok(good.clone()));
         let lost = file("lost", "#!/no/such/interpreter\n", 0o755);
         let error = find(lost.as_os_str()).unwrap_err().to_string();
         assert!(error.contains("interpreter /no/such/interpreter: No such file"), "{error}");
-        assert_eq!(told(Path::new("")), Err(Some(libc::ENOENT)));
+        assert_eq!(result(Path::new("")), Err(Some(libc::ENOENT)));
         assert!(find("sh".as_ref()).unwrap().ends_with("sh"));
         assert!(!changes_user(&good));
         assert!(

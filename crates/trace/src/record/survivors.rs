@@ -55,8 +55,9 @@ fn running(pid: u32) -> Option<String> {
 pub(super) fn note(names: &[String]) -> Option<String> {
     (!names.is_empty()).then(|| {
         format!(
-            "the recording ends with the program's first process; processes that it started still run and are not recorded further: \
-             {}. Remedy: start the program in the foreground (for example `nginx -g 'daemon off;'`)",
+            "the recording ends with the program's first process; other processes of the program \
+             still run and are not recorded further: {}. Remedy: start the program in the \
+             foreground (for example `nginx -g 'daemon off;'`)",
             names.join(", ")
         )
     })

@@ -228,7 +228,7 @@ mod tests {
     pub fn runs(off: &[f64], on: &[f64]) -> Runs {
         let workload = Workload::parse("pft", ["size=64K".to_owned()]).expect("a workload");
         let native = crate::run::machine_for(&workload).expect("a machine");
-        let outcome = workload.run(&native).expect("it runs");
+        let outcome = workload.run(&native).expect("a run of the workload");
         let of = |times: &[f64]| {
             times.iter().map(|wall| Outcome { wall: *wall, ..outcome.clone() }).collect()
         };
