@@ -251,7 +251,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // All spaces that may map the file.
         space.write_protect(&cpu, &file, range);
     })?;
-    assert_eq!(pages, 1, "one page was dirty");
+    assert_eq!(pages, 1, "one dirty page");
     // ANCHOR_END: write_back
     assert_eq!(disk.bytes.lock().unwrap()[..8], 42u64.to_ne_bytes());
 

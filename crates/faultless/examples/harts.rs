@@ -290,7 +290,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         start.wait();
         (Hart::run(&first, &space, text, data), childs.join().expect("a hart"))
     });
-    assert_eq!((parents?, childs?), (2000, (2000, 3000)), "what one stored, the other never sees");
+    assert_eq!(
+        (parents?, childs?),
+        (2000, (2000, 3000)),
+        "neither process sees the stores of the other"
+    );
     // The page without later stores is still shared by both.
     let page = |space: &Space<Board>| space.page_at(&first, data + PAGE_SIZE).map(|to| to.frame);
     assert!(page(&space).is_some() && page(&space) == page(&child));

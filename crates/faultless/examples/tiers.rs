@@ -132,7 +132,10 @@ impl<'a> Program<'a> {
             }
             let fault = self.space.fault(self.cpu, &self.thread, addr, access)?;
             // With a device that reads later, other threads would run until the read ends.
-            assert!(!matches!(fault, FaultKind::Pending), "this area has its data at hand");
+            assert!(
+                !matches!(fault, FaultKind::Pending),
+                "this area reads and writes without waiting"
+            );
         }
     }
 
@@ -187,10 +190,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, [fast, slow, swapped]) in [("used all the time", used), ("used once", others)] {
         let _ = writeln!(out, "{name:20} {fast:14} {slow:16} {swapped:18}");
     }
-    assert!(used[0] as u64 > USED * 9 / 10, "what is used is fast");
-    assert!(others[2] as u64 > PAGES / 4, "what is not used has left memory");
+    assert!(used[0] as u64 > USED * 9 / 10, "pages in use are in fast memory");
+    assert!(others[2] as u64 > PAGES / 4, "unused pages are in the swap area");
     for page in 0..PAGES {
-        assert_eq!(program.load(addr(page))?, page, "nothing is lost");
+        assert_eq!(program.load(addr(page))?, page, "no page is lost");
     }
     let totals = vm.totals();
     for counter in [Counter::Demoted, Counter::SwapOut, Counter::SwapIn] {

@@ -113,7 +113,7 @@ impl fmt::Display for Discrepancy {
                 write!(f, "{frame:?} has {recorded} references recorded, {found} found")
             }
             Self::Leaves { frame, recorded, found } => {
-                write!(f, "{frame:?} counts {recorded} huge leaves, {found} found")
+                write!(f, "{frame:?} has {recorded} huge leaves recorded, {found} found")
             }
             Self::ReverseMap { frame, mapped, found } => {
                 write!(f, "{frame:?} is mapped by {mapped} entries, its reverse map finds {found}")
@@ -132,7 +132,9 @@ impl fmt::Display for Discrepancy {
             Self::Slot { slot, recorded, found } => {
                 write!(f, "slot {slot} is named by {recorded} entries as recorded, {found} found")
             }
-            Self::FreeSlots => write!(f, "the counts of free slots are not those of the slots"),
+            Self::FreeSlots => {
+                write!(f, "the counts of free slots differ from the states of the slots")
+            }
             Self::Entry { addr, what } => write!(f, "entry of {addr:#x}: {what}"),
             Self::Stopped { range } => write!(f, "VMA {range:?} is write-locked"),
         }
@@ -357,10 +359,10 @@ fn audit_space<M: Machine>(
             let area = &vma.area;
             if entry.is_swapped() {
                 if entry != Entry::swapped(entry.slot()) || entry.slot() >= area_slots {
-                    return wrong("swapped, and no slot's");
+                    return wrong("swapped, but without a valid slot");
                 }
                 if !area.is_private() || vma.anon_vma.peek().is_none() {
-                    return wrong("swapped in a VMA that has no private pages");
+                    return wrong("swapped in a VMA without private pages");
                 }
                 swapped += 1;
                 *slots.entry(entry.slot()).or_default() += 1;
@@ -386,7 +388,7 @@ fn audit_space<M: Machine>(
             }
             if device.is_some() {
                 if u64::from(entry.frame().0) != area.index_of(addr) {
-                    return wrong("another frame than its device's");
+                    return wrong("a frame that does not belong to the device");
                 }
                 return Ok(());
             }
@@ -404,7 +406,7 @@ fn audit_space<M: Machine>(
             if kind != Kind::Used(if area.is_private() { FrameUse::Anon } else { FrameUse::Shared })
             {
                 if kind != Kind::Used(FrameUse::Shared) || area.memory.object().is_none() {
-                    return wrong("maps a frame that is not of its VMA's kind");
+                    return wrong("maps a frame of another kind than the VMA");
                 }
                 if entry.is_writable() {
                     return wrong("an object's page is writable in a private VMA");
@@ -415,7 +417,7 @@ fn audit_space<M: Machine>(
                 return if kind == Kind::Used(FrameUse::Shared) && !entry.is_writable() {
                     Ok(())
                 } else {
-                    wrong("a huge leaf that allows stores, or maps what is not an object's")
+                    wrong("a huge leaf that allows stores, or maps a frame outside the object")
                 };
             }
             *references.entry(entry.frame().0).or_default() += 1;
@@ -428,7 +430,7 @@ fn audit_space<M: Machine>(
             return page(addr, entry, false);
         }
         if level != HUGE || !folio::is_first(entry.frame()) {
-            return Err(Discrepancy::Entry { addr, what: "a leaf of a size that is not used" });
+            return Err(Discrepancy::Entry { addr, what: "a leaf of an unused size" });
         }
         *leaves.entry(entry.frame().0).or_default() += 1;
         (0..ENTRIES).try_for_each(|at| page(addr + at as u64 * PAGE_SIZE, entry.part(at), true))
@@ -489,7 +491,7 @@ unsafe fn audit_tables<M: Machine>(
         let entry = node::load(slot);
         let addr = base + at as u64 * node::entry_span(level);
         if entry.is_locked() {
-            return Err(Discrepancy::Entry { addr, what: "locked at a quiet moment" });
+            return Err(Discrepancy::Entry { addr, what: "locked while no call runs" });
         }
         if level > LAST && entry.is_table() {
             // SAFETY: linked below a linked table.

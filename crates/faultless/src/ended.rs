@@ -30,7 +30,10 @@ use core::ptr::{self, NonNull};
 
 /// An item on the list.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "an object takes a frame for its root table anyway")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an object needs a frame for its root table in any case"
+)]
 pub(crate) enum Left {
     Space(DroppedSpace),
     Object(Parts),
@@ -207,11 +210,11 @@ mod tests {
         }
         let mut vacated = ended.place().unwrap();
         vacated.vacate();
-        vacated.push(|| unreachable!("its owner has ended"));
+        vacated.push(|| unreachable!("the owner has ended"));
         assert!(!ended.is_empty());
         let pages = ended.take().map(|left| match left {
             Left::Object(parts) => parts.pages(),
-            Left::Space(_) | Left::Reading(_) => unreachable!("none was left"),
+            Left::Space(_) | Left::Reading(_) => unreachable!("only an object ended"),
         });
         assert!(pages.eq([3, 2, 1]));
         assert_eq!(ended.take().count(), 0);

@@ -134,23 +134,23 @@ impl core::error::Error for KnobError {}
 pub const KNOBS: &[(&str, &str, &str)] = &[
     ("locking", "mmap_lock | per_vma | speculative", "how faults and writers are synchronised"),
     ("speculative_page_fault", "0 | 1", "1: locking=speculative; 0: locking=per_vma"),
-    ("anon_vma_check", "early | late", "when a fault asks for the anon_vma"),
+    ("anon_vma_check", "early | late", "when a fault checks for the anon_vma"),
     (
         "frame_limit",
         "1 to 1099511627776 frames",
-        "frames that may be in use at once; with more, operations fail as out of memory",
+        "limit of frames in use; above the limit operations fail as out of memory",
     ),
-    ("max_map_count", "1 to 2147483647 areas", "VMAs that a space may have"),
+    ("max_map_count", "1 to 2147483647 areas", "limit of VMAs in a space"),
     (
         "file_limit",
         "0 to 1099511627776 pages",
-        "pages of files that stay in memory; stores that would add more fail",
+        "limit of file pages that stay in memory; stores above the limit fail",
     ),
     ("stack_limit", "4096 to 140737488351232 bytes", "how far a growing stack may reach"),
     (
         "fault_around_pages",
         "1 | 2 | 4 | 8 | 16 | 32 | 64",
-        "pages of a file that a read fault maps at once, where the file has them; 1: only its own",
+        "resident pages of a file that a read fault maps at once; 1: only the faulting page",
     ),
     (
         "prefault_max_order",
@@ -167,22 +167,22 @@ pub const KNOBS: &[(&str, &str, &str)] = &[
     (
         "edit_in_place",
         "0 | 1",
-        "1: while one CPU uses a space, its calls edit the VMA tree in place, without a claim",
+        "1: while one CPU uses a space, calls of this CPU edit the VMA tree in place, without a claim",
     ),
     (
         "deferred_flush",
         "0 | 1",
-        "1: the flush of pages that move or are evicted, all of whose mappings are read-only, waits until their frames are needed",
+        "1: if all mappings of a moved or evicted page are read-only, the flush is deferred until the frame is needed",
     ),
     (
         "map_apart",
         "0 to 65536 mappings",
-        "if the place of a CPU's mmap is claimed, so many mappings go to a region of its own; 0: it waits",
+        "number of mappings that go to a separate region of the CPU if the place of an mmap is claimed; 0: the mmap waits",
     ),
     (
         "shard_after",
         "0 to 65536 edits",
-        "edits of a VMA tree by CPUs in turns, each elsewhere, after which it is divided between them; 0: never",
+        "number of alternating edits by CPUs in different places after which the VMA tree is divided into shards; 0: never",
     ),
 ];
 

@@ -179,7 +179,7 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
     fn interrupt(&self, _: CpuId) {}
 
     fn relax(&self, looks: u32) {
-        assert!(looks <= self.most_looks, "a wait without an end");
+        assert!(looks <= self.most_looks, "an endless wait");
         core::hint::spin_loop();
     }
 

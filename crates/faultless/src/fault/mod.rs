@@ -608,7 +608,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
 /// of an attempt separately, so that they stay in registers on the common path.
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
+#[expect(clippy::too_many_arguments, reason = "the arguments are the parts of an attempt")]
 fn serve_slow<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,

@@ -51,9 +51,9 @@ pub enum FaultError {
 impl fmt::Display for FaultError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Segv { mapped: false } => "SIGSEGV: nothing is mapped there",
+            Self::Segv { mapped: false } => "SIGSEGV: no mapping at the address",
             Self::Segv { mapped: true } => "SIGSEGV: the mapping forbids the access",
-            Self::Bus => "SIGBUS: the page lies beyond the end of its object, or could not be read",
+            Self::Bus => "SIGBUS: the page lies beyond the end of the object, or could not be read",
             Self::OutOfMemory => "out of memory",
         })
     }

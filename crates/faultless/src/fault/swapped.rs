@@ -128,7 +128,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         meta.index.store(self.page >> PAGE_SHIFT, Ordering::Relaxed);
         // Drops the reference of the area's object.
         let left = meta.put_ref();
-        debug_assert!(left != 0, "the fault's own");
+        debug_assert!(left != 0, "the fault holds a reference");
         Some(taken)
     }
 

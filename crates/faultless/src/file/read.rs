@@ -119,7 +119,7 @@ impl PendingRead {
             #[cfg(shuttle)]
             assert!(
                 errno != 0 || self.index.is_none_or(|at| at < failed && at + pages >= failed),
-                "a share of the read of other pages"
+                "a waiter for a read of other pages"
             );
             match Errno::of_number(errno as i32) {
                 _ if errno == 0 || self.index != Some(failed) => Ok(()),

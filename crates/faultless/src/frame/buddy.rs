@@ -114,7 +114,10 @@ impl Buddy {
     pub(super) fn take(&mut self, table: &FrameTable, head: FrameNumber, most: u8) -> Option<u8> {
         let meta = table.meta(head);
         let order = meta.order();
-        debug_assert!(table.is_listed(head.0, order, self.arena, self.kind), "{head:?} heads none");
+        debug_assert!(
+            table.is_listed(head.0, order, self.arena, self.kind),
+            "{head:?} heads no free block"
+        );
         if order > most {
             return None;
         }
@@ -243,7 +246,7 @@ impl Buddy {
                 let wrong = |what| Err(Imbalance::new(at, what));
                 let meta = table.meta(FrameNumber(at));
                 if !table.is_listed(at, order, self.arena, self.kind) {
-                    return wrong("a frame on a free list is not free there");
+                    return wrong("a frame on a free list is not free in this list");
                 }
                 if meta.prev.load(Ordering::Relaxed) != prev {
                     return wrong("a free list's links disagree");
@@ -258,7 +261,7 @@ impl Buddy {
                 }
                 let is_tail = |number| table.meta(FrameNumber(number)).kind() == Kind::Tail;
                 if !(at + 1..at + (1 << order)).all(is_tail) {
-                    return wrong("a free block holds a frame that is not its own");
+                    return wrong("a free block contains a frame of another block");
                 }
                 found += 1 << order;
                 (prev, at) = (at, meta.next.load(Ordering::Relaxed));
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+    #[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
     fn the_largest_block_is_a_gibibyte() {
         let frames = 1 << MAX_ORDER;
         let (table, mut buddy) = node_of(&[region(0, frames / 2, frames + frames / 2)], 0);
@@ -470,11 +473,11 @@ mod tests {
         let damages: [(Damage, &str); 6] = [
             (
                 |table, _| table.meta(FrameNumber(8)).set_kind(Kind::Pooled),
-                "a frame on a free list is not free there",
+                "a frame on a free list is not free in this list",
             ),
             (
                 |table, _| table.meta(FrameNumber(11)).set_kind(Kind::Pooled),
-                "a free block holds a frame that is not its own",
+                "a free block contains a frame of another block",
             ),
             (|_, buddy| buddy.free -= 1, "the count of free frames is wrong"),
             (|_, buddy| buddy.nonempty = 0, "the mask of non-empty lists is wrong"),

@@ -16,7 +16,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 /// Single frames owned by the holder of this value, in a buffer of the holder.
-#[must_use = "frames that are dropped are lost"]
+#[must_use = "dropped frames are lost"]
 pub struct Bulk<'b, S> {
     /// *Invariant (a bulk owns):* this value owns the frames of these numbers, each a single frame
     /// in state `S`.

@@ -166,7 +166,7 @@ impl Frames {
             return wrong("the frames of all kinds are not the total");
         }
         if self.free_count() != listed + zeroed {
-            return wrong("the count of frames taken is wrong");
+            return wrong("the count of allocated frames is wrong");
         }
         Ok(census)
     }

@@ -85,7 +85,7 @@ impl FlushPendingList {
 /// Frames of one arena that wait for the same flush and are not in the arena's list yet. The list
 /// is locked once for all of them.
 #[derive(Debug)]
-#[must_use = "frames that are not kept are lost"]
+#[must_use = "discarded frames are lost"]
 pub struct FlushPendingRun {
     first: u32,
     last: u32,

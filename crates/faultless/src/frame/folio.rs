@@ -26,7 +26,7 @@ use crate::sync::wait::Wait;
 use crate::table::node::{ENTRIES, HUGE_ORDER};
 
 /// The unused frames of a new folio, in ascending order.
-#[must_use = "frames that are dropped are lost"]
+#[must_use = "dropped frames are lost"]
 #[derive(Debug)]
 pub struct NewFolio {
     next: u32,

@@ -39,7 +39,7 @@ pub struct Survey {
 }
 
 /// Free frames of a part of memory, removed from the free lists. The drop frees them.
-#[must_use = "the frames go back when this is dropped"]
+#[must_use = "the drop frees the frames"]
 pub struct Isolated<'f> {
     frames: &'f Frames,
     first: FrameNumber,

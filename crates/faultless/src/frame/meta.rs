@@ -365,7 +365,10 @@ impl FrameMeta {
     pub fn get_mapping(&self) -> bool {
         let old = self.refs.fetch_add(1, Ordering::Relaxed);
         let old = old & Self::MAX_REFS;
-        debug_assert!(old != 0 && old < Self::MAX_REFS, "a reference out of nothing: {old}");
+        debug_assert!(
+            old != 0 && old < Self::MAX_REFS,
+            "a reference without an existing reference: {old}"
+        );
         let full = old >= Self::MAX_MAPPINGS;
         if full {
             // This is not the last reference, because the caller has one.

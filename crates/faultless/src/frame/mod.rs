@@ -176,8 +176,8 @@ impl Frames {
     pub fn free<S: Flushed>(&self, local: &Local, frame: Frame<S>, wait: &impl Wait) {
         let (number, order) = (frame.number(), frame.order());
         let meta = self.meta(number);
-        debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} is not its holder's");
-        debug_assert!(!meta.is_referred_to(), "{number:?} is freed while referred to");
+        debug_assert_eq!(meta.kind(), Kind::Pooled, "{number:?} does not belong to the caller");
+        debug_assert!(!meta.is_referred_to(), "{number:?} is freed with references");
         for number in number.0..number.0 + (1 << order) {
             self.meta(FrameNumber(number)).end_ownership();
         }
@@ -252,7 +252,7 @@ impl Frames {
     pub unsafe fn reclaim(&self, number: FrameNumber) -> Frame<FlushPending> {
         let meta = self.meta(number);
         debug_assert!(matches!(meta.kind(), Kind::Used(_)), "{number:?} was not published");
-        debug_assert!(!meta.is_referred_to(), "{number:?} is referred to");
+        debug_assert!(!meta.is_referred_to(), "{number:?} has references");
         meta.set_kind(Kind::Pooled);
         Frame::new(number, meta.order())
     }

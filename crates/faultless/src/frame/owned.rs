@@ -46,7 +46,7 @@ impl Flushed for Zeroed {
 
 /// An unmapped block of 2^order frames (usually one: order 0) that belongs to the holder of this
 /// value.
-#[must_use = "a frame that is dropped is lost"]
+#[must_use = "a dropped frame is lost"]
 pub struct Frame<S> {
     number: FrameNumber,
     order: u8,

@@ -157,7 +157,7 @@ fn a_node_s_arenas_are_one_memory() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn the_last_frame_numbers_are_usable() {
     let (count, cpus) = (1 << 14, 2);
     let first = u32::MAX - count;
@@ -235,7 +235,7 @@ fn lists_are_small_if_memory_is_short() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn a_bulk_allocation_is_limited_to_spare_frames() {
     let frames = memory(1, &[region(0, 0, 1600)]);
     let local = cpu(0);
@@ -350,7 +350,7 @@ fn references_are_counted_and_the_last_one_is_final() {
     assert!(!meta.is_full() && meta.get_mapping());
     assert!(meta.is_full() && !meta.get_mapping() && !meta.get_mapping_unless_zero());
     assert_eq!(meta.refs(), FrameMeta::MAX_MAPPINGS);
-    assert!(meta.get_ref_unless_zero(), "there is always room for a transient reference");
+    assert!(meta.get_ref_unless_zero(), "a transient reference always fits");
     meta.set_refs(FrameMeta::MAX_REFS);
     assert!(!meta.get_ref_unless_zero(), "full");
     meta.set_refs(0);
@@ -435,7 +435,7 @@ fn two_cpus_end_in_exact_accounting() {
         let two = scope.spawn(|| work(1, to_one, from_one));
         one.join().unwrap() + two.join().unwrap()
     });
-    assert_ne!(failures, 0, "memory never ran out, so the hard part was not tested");
+    assert_ne!(failures, 0, "memory was never exhausted, so the test is weak");
     all_is_back(&frames);
     frames.drain(&cpu(0), &Yield);
     frames.drain(&cpu(1), &Yield);

@@ -133,7 +133,7 @@ impl<M: Machine> Cpu<'_, M> {
             }
             let mappings = self.unmap(batch, at, |name| name);
             let last = batch.put_references(self, at, mappings, |frame| self.free(frame));
-            debug_assert!(!last, "the caller has a reference");
+            debug_assert!(!last, "the caller holds a reference");
             freed += 1;
         });
         self.state().counts.add(Counter::LazilyFreed, freed);

@@ -79,7 +79,7 @@ impl Slots {
         let relaxed = Ordering::Relaxed;
         let mut now = count.load(relaxed);
         loop {
-            debug_assert!(now != 0, "an entry that is not counted");
+            debug_assert!(now != 0, "an entry without a count");
             let more = now.checked_add(1).ok_or(OutOfMemory)?;
             match count.compare_exchange_weak(now, more, relaxed, relaxed) {
                 Ok(_) => return Ok(()),
@@ -311,12 +311,16 @@ mod tests {
                         let own = [reserve(slots), reserve(slots)];
                         for slot in own.into_iter().flatten() {
                             let owner = &owners[slot as usize];
-                            assert_eq!(owner.swap(cpu, Ordering::Relaxed), 0, "two have {slot}");
+                            assert_eq!(
+                                owner.swap(cpu, Ordering::Relaxed),
+                                0,
+                                "two owners of {slot}"
+                            );
                             assert_eq!(slots.count(slot), 1);
                         }
                         for slot in own.into_iter().flatten() {
                             let owner = owners[slot as usize].swap(0, Ordering::Relaxed);
-                            assert_eq!(owner, cpu, "another has {slot}");
+                            assert_eq!(owner, cpu, "another owner of {slot}");
                             slots.put(slot);
                         }
                     }

@@ -152,7 +152,7 @@ impl Swap {
     fn reserve<'a, M: Machine>(&'a self, cpu: &Cpu<'a, M>) -> Option<Slot<'a>> {
         let slot = self.slots.reserve(|| cpu.serve_flushes())?;
         let name = self.object.slot(cpu, slot);
-        debug_assert!(name.is_some(), "there are all tables");
+        debug_assert!(name.is_some(), "all tables exist");
         Some(Slot { swap: self, slot, name: name? })
     }
 }

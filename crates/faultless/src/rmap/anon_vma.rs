@@ -209,7 +209,7 @@ mod tests {
         slot.unseal();
         assert!(slot.get().unwrap().same(&first));
         drop(slot);
-        assert!(first.into_last().is_some(), "the slot gave up its ownership");
+        assert!(first.into_last().is_some(), "the slot dropped its reference");
     }
 
     #[test]
@@ -224,6 +224,6 @@ mod tests {
         let sealed = AnonVmaSlot::default();
         sealed.seal();
         drop((sealed, slot));
-        assert!(anon_vma.into_last().is_some(), "anon_vmas that were refused or kept are gone");
+        assert!(anon_vma.into_last().is_some(), "refused and kept anon_vmas are freed");
     }
 }

@@ -376,7 +376,7 @@ mod tests {
         assert!(run.extend(index, addr));
         assert_eq!(run, note(10, 13, 100));
         for (index, addr) in [at(14, 103), at(12, 102), at(9, 99), at(13, 104)] {
-            assert!(!run.extend(index, addr), "another distance, or not behind the run");
+            assert!(!run.extend(index, addr), "another distance, or not after the run");
         }
         let mut home = note(10, 11, 10);
         assert!(home.extend(12, 12 << PAGE_SHIFT) && home.is_at_home());

@@ -66,7 +66,7 @@ impl VmaLock {
 
 /// A reader of a [`VmaLock`], until the drop.
 #[derive(Debug)]
-#[must_use = "the lock is free again when this is dropped"]
+#[must_use = "the drop releases the lock"]
 pub struct VmaReader<'a>(&'a VmaLock);
 
 impl Drop for VmaReader<'_> {

@@ -30,7 +30,7 @@ impl<M: Machine> Space<M> {
         // yet.
         cpu.local().order().before::<Reclaim>();
         if let Some(CpuId(inside)) = self.core.cpus.iter(cpu.vm().machine().cpus()).next() {
-            panic!("{:?} is to end while CPU {inside} runs it", self.id());
+            panic!("{:?} must not end while CPU {inside} runs it", self.id());
         }
         self.end(cpu);
         cpu.end_dropped();

@@ -41,7 +41,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                     self.unlock_changed(vma);
                     Ok(())
                 });
-                debug_assert!(unlocked.is_ok(), "a step that makes nothing needs no memory");
+                debug_assert!(unlocked.is_ok(), "a step without a new VMA needs no memory");
             }
         }
         self.changing.set(None);

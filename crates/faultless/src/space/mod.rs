@@ -240,7 +240,7 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
         let before = resident.space.load(Ordering::Relaxed);
-        assert!(before == 0, "{cpu:?} is to run {:?}, but runs {:?}", self.id, SpaceId(before));
+        assert!(before == 0, "{cpu:?} should run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
         self.core.cpus.insert(cpu.id());
         // From here on the space is this CPU's or shared, as long as this CPU runs the space.
@@ -288,7 +288,11 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
         let runs = resident.space.load(Ordering::Relaxed);
-        assert!(runs == self.id.0, "{cpu:?} is to leave {:?}, which it does not run", self.id);
+        assert!(
+            runs == self.id.0,
+            "{cpu:?} cannot deactivate {:?}, which it does not run",
+            self.id
+        );
         if !lost(Mutant::LeaveFlush) {
             cpu.vm().machine().invalidate(cpu.id(), self.id, Invalidate::All);
         }

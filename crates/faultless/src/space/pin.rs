@@ -68,7 +68,7 @@ use core::fmt;
 /// A device reaches the page in frame `f` at the physical address [`f.phys()`](FrameNumber::phys),
 /// the kernel at [`Machine::frame_bytes`]. Both use the page while programs do. The kernel and the
 /// program decide how to order their accesses.
-#[must_use = "the pages are unpinned when this is dropped"]
+#[must_use = "the drop unpins the pages"]
 pub struct Pins<'v, M: Machine> {
     vm: &'v Vm<M>,
     frames: Vec<FrameNumber>,

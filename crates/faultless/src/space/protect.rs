@@ -138,7 +138,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(part.with_neighbours(), |step| {
             let (mut area, root) = step.take_known(part, vma)?;
-            debug_assert_eq!(area.range, part, "claimed pages stay in one VMA");
+            debug_assert_eq!(area.range, part, "claimed pages remain in one VMA");
             (area.prot, area.flags) = (prot, flags);
             // If no page or tree was ever made under a promise of memory, the promise can be taken
             // back. With an object, Linux keeps the promise.

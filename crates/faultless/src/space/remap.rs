@@ -519,7 +519,7 @@ impl<M: Machine> Writing<'_, '_, M> {
                 }
                 let there = to + (addr - from.start);
                 let Reached::Last(slots) = descend(machine, self.space.root(), there) else {
-                    debug_assert!(false, "tables were made for {there:#x}");
+                    debug_assert!(false, "no table for {there:#x}");
                     return;
                 };
                 let (old, _) = protocol::wait_and_replace(slot, self.cpu, |_| Entry::NONE);

@@ -431,7 +431,7 @@ impl Grace {
     fn await_sections<W: Wait + ?Sized>(&self, local: &Local, wait: &W) {
         assert!(
             self.marks.get(local).load(Ordering::Relaxed) & NEST == 0,
-            "a CPU in a grace section would wait for the end of its own section"
+            "a CPU in a grace section must not wait for a grace period"
         );
         // The same steps as for an object retired now.
         fence(Ordering::SeqCst);
@@ -487,11 +487,11 @@ impl fmt::Debug for Grace {
 
 /// An open section, which ends on drop. The value cannot leave the CPU.
 #[derive(Debug)]
-#[must_use = "the section ends when this is dropped"]
+#[must_use = "the drop ends the section"]
 pub struct Section<'a> {
     mark: &'a AtomicU64,
     on: PhantomData<&'a Local>,
-    #[expect(dead_code, reason = "struck out when it is dropped")]
+    #[expect(dead_code, reason = "the drop removes the mark")]
     noted: Mark<'a>,
 }
 

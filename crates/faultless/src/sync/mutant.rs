@@ -9,7 +9,7 @@
 /// then the failure if the step is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(clippy::exhaustive_enums, reason = "checks go over all of them")]
+#[allow(clippy::exhaustive_enums, reason = "checks iterate over all mutants")]
 pub enum Mutant {
     /// The writer's fence between the odd sequences and the entries. Otherwise, a fault for which
     /// the writer did not wait may still read the old sequence.

@@ -138,7 +138,7 @@ classes! {
     /// The stamps of deferred flushes.
     12 DeferredStamps "the stamps of deferred flushes";
     /// An arena's frames with deferred flushes.
-    12 FlushPendingFrames "an arena's frames whose flush is deferred";
+    12 FlushPendingFrames "an arena's frames with deferred flushes";
     /// A CPU's queue of flush requests.
     12 FlushInbox "a flush inbox";
     /// The watcher of the trace points.
@@ -236,7 +236,7 @@ impl Record {
 
 /// A held resource in a [`Record`], removed on drop. The value cannot leave the CPU.
 #[derive(Debug)]
-#[must_use = "what it stands for is struck out when it is dropped"]
+#[must_use = "the drop removes the resource from the record"]
 pub struct Mark<'a> {
     #[cfg(debug_assertions)]
     held: Option<&'a Cell<u32>>,

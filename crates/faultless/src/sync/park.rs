@@ -68,7 +68,7 @@ impl Permit {
 
     /// Wakes the owner, now or before its next parking. `true`: the owner has parked, and the
     /// caller must resume the owner.
-    #[must_use = "the owner sleeps until it is roused"]
+    #[must_use = "the caller must resume the owner if `true`"]
     pub fn give(&self) -> bool {
         if lost(Mutant::WakeLeavesPermit) && self.0.load(Ordering::Relaxed) != PARKED {
             return false;
@@ -90,13 +90,13 @@ mod tests {
     #[test]
     fn a_permit_given_before_parking_is_taken_once() {
         let permit = Permit::new();
-        assert!(!permit.give(), "it runs");
-        assert!(!permit.give(), "nor does the second rouse it");
-        assert!(!permit.park(), "woken before it parked");
+        assert!(!permit.give(), "the owner runs");
+        assert!(!permit.give(), "the second permit also resumes no owner");
+        assert!(!permit.park(), "a permit before parking");
         assert!(permit.park() && !permit.is_given());
         assert!(permit.give() && permit.is_given());
-        assert!(!permit.give(), "one rouses it");
+        assert!(!permit.give(), "one permit resumes the owner");
         permit.resume();
-        assert!(permit.park(), "both were one permit");
+        assert!(permit.park(), "both permits count as one");
     }
 }

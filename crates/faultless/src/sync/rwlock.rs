@@ -143,7 +143,7 @@ impl Default for RwLock {
 
 /// A reader inside an [`RwLock`].
 #[derive(Debug)]
-#[must_use = "the reader leaves when the guard is dropped"]
+#[must_use = "the drop of the guard ends the read"]
 pub struct ReadGuard<'a> {
     lock: &'a RwLock,
     mark: Mark<'a>,
@@ -168,12 +168,12 @@ impl Drop for ReadGuard<'_> {
 
 /// The writer inside an [`RwLock`], or the reader after its downgrade.
 #[derive(Debug)]
-#[must_use = "the lock is released when the guard is dropped"]
+#[must_use = "the drop of the guard releases the lock"]
 pub struct WriteGuard<'a> {
     lock: &'a RwLock,
     /// This holder's part of the word.
     inside: Cell<u32>,
-    #[expect(dead_code, reason = "struck out when it is dropped")]
+    #[expect(dead_code, reason = "the drop removes the mark")]
     mark: Mark<'a>,
 }
 

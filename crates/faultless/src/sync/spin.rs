@@ -203,7 +203,7 @@ impl<T: fmt::Debug, C> fmt::Debug for SpinLock<T, C> {
 }
 
 /// Holds a [`SpinLock`]; the drop frees the lock.
-#[must_use = "the lock is free again when the guard is dropped"]
+#[must_use = "the drop of the guard releases the lock"]
 pub struct SpinGuard<'a, T, C = Outside> {
     lock: &'a SpinLock<T, C>,
     mark: Mark<'a>,
@@ -256,7 +256,7 @@ mod tests {
         let mut guard = lock.lock(&Spin);
         *guard += 1;
         assert!(lock.try_lock().is_none());
-        assert!(lock.try_lock().is_none(), "a failed attempt leaves the lock alone");
+        assert!(lock.try_lock().is_none(), "a failed attempt does not change the lock");
         drop(guard);
         assert_eq!(*lock.try_lock().unwrap(), 2);
         *lock.get_mut() += 1;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "on one thread, and takes the interpreter minutes")]
+    #[cfg_attr(miri, ignore = "on one thread; the interpreter takes minutes")]
     fn waiters_read_rarely_and_wait_at_most_twice_the_needed_time() {
         let waited = |free_at| {
             let lock = SpinLock::new(());

@@ -55,7 +55,7 @@ use core::ops::Range;
 pub struct Taken<'a> {
     slot: &'a AtomicU64,
     before: Entry,
-    #[expect(dead_code, reason = "struck out when it is dropped")]
+    #[expect(dead_code, reason = "the drop removes the mark")]
     mark: Mark<'a>,
 }
 
@@ -66,7 +66,7 @@ pub struct Taken<'a> {
 pub struct Pinned<'a> {
     slot: &'a AtomicU64,
     before: Entry,
-    #[expect(dead_code, reason = "struck out when it is dropped")]
+    #[expect(dead_code, reason = "the drop removes the mark")]
     mark: Mark<'a>,
 }
 

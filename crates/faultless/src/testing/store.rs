@@ -180,5 +180,5 @@ pub(crate) fn finish(cpu0: &TestCpu<'_>, space: TestSpace, files: Vec<File>) {
     space.exit(cpu0);
     files.into_iter().for_each(|file| Object::release(file, cpu0));
     cpu0.drain();
-    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
+    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page remains");
 }

@@ -299,7 +299,7 @@ mod tests {
 
     impl Wait for Impatient {
         fn wait(&self, looks: u32) {
-            assert!(looks < 1000, "it waits for ever");
+            assert!(looks < 1000, "an endless wait");
         }
     }
 
@@ -368,7 +368,7 @@ mod tests {
         deferred.flushed(&there, 1);
         deferred.defer([&set].into_iter(), &Impatient);
         deferred.ask();
-        assert!(!deferred.is_asked(&there), "the first is not paid");
+        assert!(!deferred.is_asked(&there), "the first flush is still pending");
         deferred.collect(&Impatient, |_| true);
         deferred.ask();
         assert!(deferred.is_asked(&there));

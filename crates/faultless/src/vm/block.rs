@@ -17,7 +17,7 @@ use core::fmt;
 ///
 /// The bytes of each frame are at [`Machine::frame_bytes`]; the machine decides whether the bytes
 /// of neighbouring frames are contiguous. The kernel may use the frames until the drop.
-#[must_use = "the frames go back when this is dropped"]
+#[must_use = "the drop frees the frames"]
 pub struct Block<'v, M: Machine> {
     vm: &'v Vm<M>,
     first: FrameNumber,
@@ -169,7 +169,7 @@ mod tests {
             // `alloc_block` ends the dropped space.
             drop((large, space));
             vm.set(Setting::FrameLimit(4));
-            assert_eq!(cpu.alloc_block(2).err(), Some(OutOfMemory), "the zero page is out");
+            assert_eq!(cpu.alloc_block(2).err(), Some(OutOfMemory), "the zero page is allocated");
             drop(cpu.alloc_block(1).unwrap());
             vm.set(Setting::FrameLimit(u64::MAX));
             for order in [Block::<TestMachine>::MAX_ORDER, 8, 30, 40, 255] {

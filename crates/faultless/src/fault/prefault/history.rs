@@ -165,7 +165,7 @@ mod tests {
         for _ in 0..16 {
             space.record(21 * BLOCK, !0, 1);
         }
-        assert_eq!(space.recall(20 * BLOCK).expected, 0, "one page tells little");
+        assert_eq!(space.recall(20 * BLOCK).expected, 0, "one page is too little evidence");
         for _ in 0..16 {
             space.record(21 * BLOCK, !0, !1);
         }

@@ -71,7 +71,7 @@ pub(super) fn goes_ahead<M: Machine>(
 /// separately.
 #[cold]
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "they are an attempt's parts")]
+#[expect(clippy::too_many_arguments, reason = "the arguments are the parts of an attempt")]
 pub(super) fn serve<M: Machine>(
     cpu: &Cpu<'_, M>,
     space: &Space<M>,

@@ -223,7 +223,7 @@ fn cached_pages_move_into_the_folio() {
         let pages: u64 = setup.count(Counter::PageRead);
         assert_eq!(pages, F, "no page was read twice");
         setup.cpu.drain();
-        assert!(before <= vm.free_frames() + F + 64, "no page is there twice");
+        assert!(before <= vm.free_frames() + F + 64, "no page has two frames");
         setup.shows_all();
         setup.finish();
     });
@@ -252,7 +252,7 @@ fn a_missing_folio_is_counted_and_base_pages_are_mapped() {
     let setup = Setup::mapped(&vm, RX, PRIVATE);
     assert_eq!(setup.fetch(1), Ok(FaultKind::Shared));
     assert_eq!((setup.huge(), setup.count(Counter::ThpFileFallback)), (0, 1));
-    assert!(setup.count(Counter::PageRead) < 64, "what memory is short of is not read ahead");
+    assert!(setup.count(Counter::PageRead) < 64, "no read-ahead when memory is short");
     setup.finish();
 }
 
@@ -268,7 +268,7 @@ fn a_store_splits_and_copies_one_page() {
         for page in (0..F).filter(|page| *page != 7) {
             assert_eq!(setup.load(page), Ok(page + 1));
         }
-        assert_eq!(setup.count(Counter::Faults), faults, "the others stay mapped");
+        assert_eq!(setup.count(Counter::Faults), faults, "the other pages stay mapped");
         assert_eq!(setup.load(7), Ok(70));
         assert_eq!(read_object(&setup.cpu, &setup.file, 7), Some(8));
         setup.check();
@@ -640,7 +640,7 @@ fn large_files_are_aligned_for_leaves() {
         setup.space.mmap(&setup.cpu, None, 7 * P, RW, anonymous).unwrap();
     }
     let small = [map(3, F - 1), map(3, F - 1)];
-    assert!(small.iter().any(|at| !agrees(*at, 3)), "one below the other");
+    assert!(small.iter().any(|at| !agrees(*at, 3)), "mappings are placed downwards");
     vm.set(Setting::HugeText(HugeText::Never));
     let plain = [map(0, F), map(0, F + 1), map(0, F)];
     assert!(plain.iter().any(|at| !agrees(*at, 0)));

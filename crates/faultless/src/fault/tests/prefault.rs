@@ -112,7 +112,7 @@ impl<'v> Bench<'v> {
         audit(&self.cpu, &[&self.space]).unwrap();
         self.space.exit(&self.cpu);
         self.cpu.drain();
-        assert_eq!(audit(&self.cpu, &[]).unwrap().taken(), 1, "only the zero page is left");
+        assert_eq!(audit(&self.cpu, &[]).unwrap().taken(), 1, "only the zero page remains");
     }
 }
 
@@ -377,7 +377,7 @@ fn windows_are_evaluated_when_the_thread_leaves() {
     let judged = bench.count(Counter::PrefaultUnused) - before;
     assert!(judged > 0);
     bench.space.exit_thread(&bench.cpu, &thread);
-    assert_eq!(bench.count(Counter::PrefaultUnused), before + judged, "nothing is left");
+    assert_eq!(bench.count(Counter::PrefaultUnused), before + judged, "no stream remains");
     bench.finish();
 }
 
@@ -436,7 +436,7 @@ fn unmapped_pages_of_a_sharded_tree_are_remembered() {
     bench.store(3);
     bench.store(130);
     bench.unmap(2..6);
-    assert_eq!(known(0), 0b11_1100, "of one shard");
+    assert_eq!(known(0), 0b11_1100, "within one shard");
     bench.unmap(100..1028);
     assert_eq!(known(128), !0, "across a bound");
     bench.finish();
@@ -450,20 +450,20 @@ fn only_mapped_private_pages_are_remembered() {
     let known = |page: u64| bench.space.history.recall(first + page).known;
     bench.faults_of(0..8);
     bench.map(0..64);
-    assert_eq!(known(0), 0, "nothing is prefaulted");
+    assert_eq!(known(0), 0, "no prefault without the knob");
     vm.set(Setting::PrefaultMaxOrder(5));
     bench.map(0..256);
-    assert_eq!(known(0), 0, "there was nothing");
+    assert_eq!(known(0), 0, "no earlier mapping");
     bench.store(3);
     bench.store(130);
     bench.unmap(2..6);
-    assert_eq!(known(0), 0b11_1100, "the rest of the block is as it was");
+    assert_eq!(known(0), 0b11_1100, "the rest of the block is unchanged");
     bench.map(2..256);
-    assert_eq!([known(64), known(128)], [0, !0], "there was nothing in the block between");
+    assert_eq!([known(64), known(128)], [0, !0], "no earlier mapping in the block between");
     bench.store(70);
     bench.space.mprotect(&bench.cpu, bench.addr(96), 32 * PAGE_SIZE, Prot::READ).unwrap();
     bench.unmap(64..128);
-    assert_eq!(known(64), !0 >> 32, "there was nothing in the other mapping");
+    assert_eq!(known(64), !0 >> 32, "no record of the other mapping");
     let flags = MapFlags::SHARED | MapFlags::ANONYMOUS | MapFlags::FIXED;
     bench.space.mmap(&bench.cpu, bench.addr(192), 64 * PAGE_SIZE, RW, flags).unwrap();
     bench.store(192);
@@ -542,7 +542,7 @@ fn unused_prefaulted_pages_are_wasted_once() {
     bench.space.mprotect(&bench.cpu, rest.0 + PAGE_SIZE, rest.1 - PAGE_SIZE, RW).unwrap();
     bench.store(unused.start + 2);
     bench.finish();
-    assert_eq!(wasted(), count - 1, "one was used");
+    assert_eq!(wasted(), count - 1, "one prefaulted page was used");
 }
 
 #[test]
@@ -575,7 +575,7 @@ fn moved_prefaulted_pages_are_not_wasted() {
     let faults = bench.count(Counter::Faults);
     assert_eq!([bench.count(Counter::PrefaultWasted), bench.resident()], [0, resident]);
     store(&bench.cpu, &bench.space, 2 * AT + unused.start * PAGE_SIZE, 1).unwrap();
-    assert_eq!(bench.count(Counter::Faults), faults, "it went along");
+    assert_eq!(bench.count(Counter::Faults), faults, "the prefaulted page moved with the mapping");
     bench.finish();
     assert_eq!(vm.totals().get(Counter::PrefaultWasted), count - 1);
 }
@@ -591,7 +591,7 @@ fn concurrent_entries_in_a_window_are_kept() {
     let section = bench.cpu.section();
     // SAFETY: inside a grace section.
     let Reached::Last(table) = (unsafe { descend(vm.machine(), space.root(), busy) }) else {
-        panic!("its neighbours are there");
+        panic!("the neighbours have a table");
     };
     let slot = &table[node::index(busy, LAST)];
     let worst = move || {
@@ -604,7 +604,7 @@ fn concurrent_entries_in_a_window_are_kept() {
     assert_eq!(served, Ok(FaultKind::Anon));
     let mapped = |by: u64| bench.entry(next + by).is_present();
     assert_eq!([0, 1, 2, 3, 4, 5].map(mapped), [true, true, true, true, false, true]);
-    assert!(bench.entry(next + 2).is_accessed(), "it is the other's");
+    assert!(bench.entry(next + 2).is_accessed(), "the page of the other CPU");
     assert_eq!(bench.entry(next + 4), Entry::BUSY);
     slot.store(Entry::NONE.0, Ordering::Release);
     drop(section);
@@ -626,12 +626,12 @@ fn predictions_end_with_their_pages() {
         bench.there(1024) - before
     };
     stream(&bench);
-    assert_eq!(first_window(&bench, 256), 32, "it goes on");
+    assert_eq!(first_window(&bench, 256), 32, "the stream continues");
     bench.finish();
     // Another address, another program, and a new mapping of the earlier pages.
     let bench = Bench::new(&vm, AT, 1024, 5);
     stream(&bench);
-    assert!(first_window(&bench, 700) <= 2, "one stream went on from its first page to the next");
+    assert!(first_window(&bench, 700) <= 2, "one stream continued from its first page to the next");
     bench.finish();
     let bench = Bench::new(&vm, AT, 1024, 5);
     assert_eq!(first_window(&bench, 256), 1);

@@ -34,7 +34,7 @@ impl BackingStore for ReadOnly {
     }
 
     fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
-        unreachable!("it is read-only")
+        unreachable!("a read-only store")
     }
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno> {
@@ -135,16 +135,16 @@ fn a_panic_of_a_closure_keeps_the_charge_of_dirty_pages_only() {
         let _ = Shared::overwrite_page(object, &cpu, page, |_| panic!("planted"));
     };
     planted(&|| overwrite(&stored, 0));
-    assert_eq!(vm.charged_pages(), 0, "the page is not there");
+    assert_eq!(vm.charged_pages(), 0, "no page");
     planted(&|| write(&stored, 0).unwrap());
     assert_eq!(vm.charged_pages(), 1, "the page is dirty");
     planted(&|| write(&stored, 0).unwrap());
     planted(&|| overwrite(&stored, 0));
     assert_eq!(vm.charged_pages(), 1, "the page was dirty before");
     planted(&|| write(&plain, 0).unwrap());
-    assert_eq!(vm.charged_pages(), 2, "the page is there");
+    assert_eq!(vm.charged_pages(), 2, "a resident page");
     planted(&|| overwrite(&plain, 1));
-    assert_eq!(vm.charged_pages(), 2, "the page is not there");
+    assert_eq!(vm.charged_pages(), 2, "no page");
     finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([stored, plain]));
     assert_eq!(vm.charged_pages(), 0);
 }
@@ -230,7 +230,7 @@ fn two_stores_to_one_page_are_charged_once() {
             arrived.fetch_add(1, Ordering::SeqCst);
             let since = std::time::Instant::now();
             while arrived.load(Ordering::SeqCst) < barriers {
-                assert!(since.elapsed().as_secs() < 100, "the other CPU has failed");
+                assert!(since.elapsed().as_secs() < 100, "the other CPU failed");
                 cpu.serve_flushes();
                 std::thread::yield_now();
             }
@@ -273,7 +273,7 @@ fn stores_of_a_device_are_charged() {
     file.note_stored(&cpu, 1..64);
     let there = (1..64).filter(|page| file.has_page(&cpu, *page)).count() as u64;
     assert!((2..63).contains(&there), "{there} pages were read");
-    assert_eq!(vm.charged_pages(), there, "the pages that are there");
+    assert_eq!(vm.charged_pages(), there, "the resident pages");
     finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([file]));
     assert_eq!(vm.charged_pages(), 0);
 }
@@ -352,7 +352,7 @@ fn a_lowered_goal_rises_with_the_evictable_pages() {
     // Reclaim scans all of memory without reaching its goal, and lowers the goal.
     read(200);
     let few = read(80);
-    assert!(few < FRAMES / 16, "{few} frames are free beside private memory");
+    assert!(few < FRAMES / 16, "{few} frames are free while private memory is large");
     for part in (0..private - 64).step_by(16) {
         space.munmap(&cpu, first + part * P, 16 * P).unwrap();
         read(16);

@@ -344,7 +344,7 @@ fn run(locking: Locking, fails: Fails) -> (u64, u64) {
     cpu.reclaim(u64::MAX);
     cpu.drain();
     let census = audit_with(cpu, &[], &[]).unwrap();
-    assert_eq!((census.anon, census.shared), (0, 0), "pages stay");
+    assert_eq!((census.anon, census.shared), (0, 0), "pages remain");
     (operations, errors)
 }
 

@@ -58,7 +58,7 @@ fn finish(cpu0: &TestCpu<'_>, spaces: Vec<Space<TestMachine>>, files: Vec<File>)
     spaces.into_iter().for_each(|space| space.exit(cpu0));
     files.into_iter().for_each(|file| Object::release(file, cpu0));
     cpu0.drain();
-    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
+    assert_eq!(audit(cpu0, &[]).unwrap().taken(), 1, "only the zero page remains");
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn the_levels_of_an_object_match_its_pages() {
     let cpu = cpu(&vm, 0);
     let tables = || vm.census(&cpu).unwrap().tables;
     let grown = file(&cpu, 512, [0, 511]);
-    assert_eq!(tables(), 1, "of a small one");
+    assert_eq!(tables(), 1, "one table of a small object");
     grown.set_pages(&cpu, Object::MAX_PAGES).unwrap();
     assert_eq!(read(&cpu, &grown, 512), None);
-    assert_eq!(tables(), 1, "a length and a read need none");
+    assert_eq!(tables(), 1, "a new length and a read need no table");
     let far = [512, 512 * 512, 512 * 512 * 512, Object::MAX_PAGES - 1];
     // A root and the tables below the root. The last page is below an existing root.
     for (index, more) in far.into_iter().zip([2, 3, 4, 3]) {
@@ -210,7 +210,7 @@ fn the_last_reference_ends_the_object() {
     child.munmap(&cpu, AT, 4 * P).unwrap();
     cpu.drain();
     let census = audit(&cpu, &[&child]).unwrap();
-    assert_eq!((census.shared, census.tables), (0, 3), "tables above the last level stay");
+    assert_eq!((census.shared, census.tables), (0, 3), "tables above the last level remain");
     finish(&cpu, Vec::from([child]), Vec::new());
 }
 
@@ -269,10 +269,10 @@ fn accesses_beyond_the_end_raise_sigbus() {
     assert_eq!(load(&cpu, &space, AT + 6 * P), Err(FaultError::Bus));
     assert_eq!(store(&cpu, &space, AT + 14 * P, 1), Err(FaultError::Bus));
     truncate(&cpu, &space, &file, 3);
-    assert_eq!(present(&cpu, &space), [0, 1, 2, 8, 9, 10], "private copies go, too");
+    assert_eq!(present(&cpu, &space), [0, 1, 2, 8, 9, 10], "private copies are also unmapped");
     assert_eq!(load(&cpu, &space, AT + 3 * P), Err(FaultError::Bus));
     assert_eq!(load(&cpu, &space, AT + 11 * P), Err(FaultError::Bus));
-    assert_eq!(load(&cpu, &space, AT + 8 * P), Ok(108), "what is within stays");
+    assert_eq!(load(&cpu, &space, AT + 8 * P), Ok(108), "pages within the end stay mapped");
     assert_eq!(file.resident_pages(&cpu), 3);
     file.set_pages(&cpu, 5).unwrap();
     assert_eq!((load(&cpu, &space, AT + 3 * P), load(&cpu, &space, AT + 11 * P)), (Ok(0), Ok(0)));
@@ -302,7 +302,7 @@ fn punching_a_hole_leaves_private_copies() {
     file.free_pages(&cpu, 2..6);
     space.revoke(&cpu, &file, 2..6, PrivateCopies::Keep);
     let left = [0, 1, 6, 7, 8, 9, 11, 14, 15, 16, 18];
-    assert_eq!(present(&cpu, &space), left, "copies, and what is beside the hole");
+    assert_eq!(present(&cpu, &space), left, "copies and pages beside the hole");
     space.mprotect(&cpu, AT + 13 * P, P, RW).unwrap();
     let loaded = [8, 9, 10, 11, 12, 13, 14, 16, 17, 18]
         .map(|page| load(&cpu, &space, AT + page * P).unwrap());
@@ -368,7 +368,7 @@ fn a_fault_on_a_hole_overtaken_by_truncation_makes_no_page() {
     assert_eq!(got, Err(FaultError::Bus));
     assert_eq!(vm.totals().get(Counter::Bus), 1);
     file.set_pages(&cpu0, 8).unwrap();
-    assert!(!file.has_page(&cpu0, 4), "put in place beyond the end");
+    assert!(!file.has_page(&cpu0, 4), "installed beyond the end");
     finish(&cpu0, Vec::from([space]), Vec::from([file]));
 }
 
@@ -431,7 +431,7 @@ fn a_reverted_block_leaves_no_trace() {
     let counted = vm.totals().since(&before);
     assert_eq!((counted.get(Counter::SpfVmaReplaced), counted.get(Counter::SharedPage)), (1, 1));
     assert_eq!((counted.aborts(), counted.get(Counter::RangeLockFault)), (0, 0));
-    assert_eq!(counted.get(Counter::AroundPage), 14, "by the second look alone");
+    assert_eq!(counted.get(Counter::AroundPage), 14, "only by the second check");
     assert_eq!(space.resident_pages(&cpu0), resident + 15);
     assert_eq!(present(&cpu0, &space).len(), 15 + 16);
     finish(&cpu0, Vec::from([space]), Vec::from([file]));
@@ -448,7 +448,7 @@ fn busy_entries_are_skipped() {
     let section = cpu.section();
     // SAFETY: inside a grace section.
     let Reached::Last(slots) = (unsafe { descend(vm.machine(), space.root(), AT) }) else {
-        panic!("there is a table")
+        panic!("a table")
     };
     let held = protocol::take(&slots[node::index(AT + 7 * P, LAST)], Entry::NONE, &Spin).unwrap();
     assert_eq!(space.fault_remote(&cpu, AT, Access::Read), Ok(FaultKind::Shared));
@@ -582,19 +582,23 @@ fn vmas_and_pages_are_listed() {
         told
     };
     assert_eq!(told(0, 12, 9), [(0, 2, 0), (3, 5, 3), (8, 4, 0)], "all");
-    assert_eq!(told(1, 3, 9), [(0, 2, 0)], "whole, and what begins at the end is not in it");
-    assert_eq!(told(0, 12, 2), [(0, 2, 0), (3, 5, 3)], "until it is enough");
+    assert_eq!(
+        told(1, 3, 9),
+        [(0, 2, 0)],
+        "whole mappings, without mappings that begin at the end"
+    );
+    assert_eq!(told(0, 12, 2), [(0, 2, 0), (3, 5, 3)], "at most the requested number");
 
     let page = |space: &Space<_>, page: u64| {
         space.page_at(&cpu, AT + page * P).map(|page| (page.usage, page.exclusive))
     };
-    assert_eq!((page(&space, 0), page(&space, 2)), (None, None), "not there; not mapped");
+    assert_eq!((page(&space, 0), page(&space, 2)), (None, None), "no page; not mapped");
     store(&cpu, &space, AT, 1).unwrap();
-    assert_eq!(page(&space, 0), Some((FrameUse::Shared, true)), "only here");
+    assert_eq!(page(&space, 0), Some((FrameUse::Shared, true)), "mapped only here");
     load(&cpu, &other, AT).unwrap();
-    assert_eq!(page(&space, 0), Some((FrameUse::Shared, false)), "there too");
+    assert_eq!(page(&space, 0), Some((FrameUse::Shared, false)), "mapped also in the other space");
     store(&cpu, &space, AT + 8 * P, 1).unwrap();
-    assert_eq!(page(&space, 8), Some((FrameUse::Anon, true)), "a copy of its own");
+    assert_eq!(page(&space, 8), Some((FrameUse::Anon, true)), "a private copy");
     let [here, there] = [&space, &other].map(|space| space.page_at(&cpu, AT).unwrap().frame);
     assert_eq!(here, there);
     finish(&cpu, Vec::from([space, other]), Vec::from([file]));

@@ -154,7 +154,7 @@ fn the_page_may_be_created_concurrently() {
         // Shorter, and gone.
         let cut = meanwhile(&|| file.set_len(cpu, PAGE_SIZE).unwrap());
         space.revoke(cpu, file, 1..u64::MAX, crate::space::PrivateCopies::Drop);
-        assert_eq!(cut, Ok(PAGE), "it was there");
+        assert_eq!(cut, Ok(PAGE), "the page was resident");
         file.set_len(cpu, 4 * PAGE_SIZE).unwrap();
         let cut = meanwhile(&|| file.set_len(cpu, PAGE_SIZE).unwrap());
         assert_eq!((cut, memory.bytes.lock().unwrap().len()), (Err(Errno::EFBIG), PAGE));

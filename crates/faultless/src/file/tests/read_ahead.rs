@@ -182,7 +182,7 @@ fn unused_pages_shrink_the_window() {
             }
             let runs = runs(memory);
             let unused = runs.iter().sum::<u64>() - needed;
-            assert!(unused < needed / 2, "{unused} besides {needed}: {runs:?}");
+            assert!(unused < needed / 2, "{unused} unused, {needed} needed: {runs:?}");
         });
     }
 }

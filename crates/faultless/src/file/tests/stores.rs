@@ -62,10 +62,14 @@ fn pages_are_read_once_in_runs() {
         // One copy of the page for all mappings and for the kernel.
         assert_eq!(load(cpu, space, AT + 12 * P + 5 * P), Ok(6));
         assert_eq!(read_object(cpu, file, 4), Some(5));
-        assert_eq!(store(cpu, space, AT + 12 * P + 3 * P, 44), Ok(()), "a copy of what is read");
+        assert_eq!(
+            store(cpu, space, AT + 12 * P + 3 * P, 44),
+            Ok(()),
+            "a copy of the page that is read"
+        );
         assert_eq!(reads(memory), [(0, 4 * PAGE)]);
         assert_eq!(read_object(cpu, file, 3), Some(4));
-        assert_eq!(write_back(cpu, &[space], file), Ok(0), "nothing of it was stored to");
+        assert_eq!(write_back(cpu, &[space], file), Ok(0), "no store to the file");
         assert_eq!(cpu.vm().totals().get(Counter::MajorFault), 3);
     });
 }
@@ -128,10 +132,10 @@ fn a_dirty_page_is_dirty_while_another_cpu_moves_it() {
         let mut is_dirty = true;
         let moves = || assert_eq!(moved(&cpu, &space, (0, 1), 1), [Ok(1)]);
         let is_reached = beside(vm, &cpu, nth, moves, |other| is_dirty = file.is_dirty(other, 0));
-        assert!(is_dirty, "not dirty at look {nth}");
+        assert!(is_dirty, "not dirty at check {nth}");
         finish(&cpu, space, Vec::from([file]));
         if !is_reached {
-            assert!(nth > 1, "it looks at no frame");
+            assert!(nth > 1, "no frame was checked");
             break;
         }
     }
@@ -169,17 +173,17 @@ fn a_failed_read_is_reported_and_retried() {
         memory.plan([Plan::Fail(PAGE + 50)]);
         assert_eq!(load(cpu, space, AT + P), Err(FaultError::Bus));
         assert_eq!(reads(memory), [(0, 4 * PAGE)], "not read twice for one fault");
-        assert!(file.has_page(cpu, 0) && !file.has_page(cpu, 1), "what was read before is there");
+        assert!(file.has_page(cpu, 0) && !file.has_page(cpu, 1), "earlier pages are resident");
         assert_eq!(load(cpu, space, AT), Ok(1));
         memory.plan([Plan::Fail(0)]);
-        let read = file.read_page(cpu, 3, |_| unreachable!("there is no page"));
+        let read = file.read_page(cpu, 3, |_| unreachable!("no page"));
         assert_eq!(read, Err::<(), _>(Errno::EIO));
         assert_eq!(load(cpu, space, AT + P), Ok(2), "the next access reads again");
         assert_eq!(load(cpu, space, AT + 3 * P), Ok(4));
-        assert_eq!(reads(memory), [(3, 4 * PAGE), (1, 4 * PAGE)], "from their own pages on");
+        assert_eq!(reads(memory), [(3, 4 * PAGE), (1, 4 * PAGE)], "from the faulting pages on");
         // Another party has shortened the file: the missing bytes are zeros.
         memory.plan([Plan::Short(4)]);
-        assert_eq!(load(cpu, space, AT + 5 * P), Ok(6), "four bytes of it");
+        assert_eq!(load(cpu, space, AT + 5 * P), Ok(6), "four bytes of the page");
         assert_eq!(load(cpu, space, AT + 6 * P), Ok(0));
     });
 }
@@ -194,12 +198,12 @@ fn a_failed_write_loses_no_stores() {
         }
         memory.plan([Plan::Fail(PAGE + 7)]);
         assert_eq!(write_back(cpu, &[space], file), Err(Errno::ENOSPC));
-        assert_eq!(writes(memory), [(0, 4 * PAGE), (4, 2 * PAGE)], "the others are written");
+        assert_eq!(writes(memory), [(0, 4 * PAGE), (4, 2 * PAGE)], "the other pages are written");
         assert_eq!([0, 1, 4].map(|page| file.is_dirty(cpu, page)), [false, true, false]);
         assert_eq!(file.write_error(&mut first), Some(Errno::ENOSPC));
-        assert_eq!(file.write_error(&mut first), None, "once to each open file");
+        assert_eq!(file.write_error(&mut first), None, "each open file reports the error once");
         assert_eq!(file.write_error(&mut second), Some(Errno::ENOSPC));
-        assert_eq!(file.drop_clean(cpu, 0..8), 2, "neither what is mapped, nor what is dirty");
+        assert_eq!(file.drop_clean(cpu, 0..8), 2, "neither mapped nor dirty pages");
         assert_eq!(write_back(cpu, &[space], file), Ok(3));
         assert_eq!(
             (0..6).map(|page| memory.word(page)).collect::<Vec<_>>(),
@@ -229,7 +233,7 @@ fn clean_pages_are_dropped_and_read_again() {
         assert_eq!((file.resident_pages(cpu), seen(file)), (1, Vec::from([dirty])));
         reads(memory);
         assert_eq!(read_object(cpu, file, 1), Some(2));
-        assert_eq!(reads(memory), [(0, 2 * PAGE)], "up to what is there");
+        assert_eq!(reads(memory), [(0, 2 * PAGE)], "up to the first resident page");
         assert_eq!(read_object(cpu, file, 2), Some(33));
     });
 }
@@ -293,7 +297,7 @@ fn the_length_matches_the_store() {
         store(cpu, space, AT + 7 * P, 5).unwrap();
         memory.plan([Plan::Fail(0)]);
         assert_eq!(file.set_len(cpu, 3), Err(Errno::EIO));
-        assert_eq!(file.pages(), 9, "nothing has changed");
+        assert_eq!(file.pages(), 9, "the length is unchanged");
         // The bytes behind the old end are zeros when the file grows.
         file.set_len(cpu, 8 * PAGE_SIZE + 300).unwrap();
         assert_eq!(load(cpu, space, AT + 8 * P + 200), Ok(0));
@@ -305,7 +309,7 @@ fn the_length_matches_the_store() {
         assert_eq!(load(cpu, space, AT + 3 * P), Err(FaultError::Bus));
         assert_eq!(memory.len(), 2 * PAGE_SIZE + 4);
         assert_eq!(write_back(cpu, &[space], file).map(|pages| pages < 2), Ok(true));
-        assert_eq!(memory.len(), 2 * PAGE_SIZE + 4, "nothing behind the end is written");
+        assert_eq!(memory.len(), 2 * PAGE_SIZE + 4, "no write beyond the end");
         file.set_len(cpu, 5 * PAGE_SIZE).unwrap();
         assert_eq!(load(cpu, space, AT + 4 * P), Ok(0));
         assert_eq!(load(cpu, space, AT + 2 * P), Ok(3));
@@ -331,7 +335,7 @@ fn a_fault_waits_for_a_pending_read() {
             assert_eq!(fault(0), Ok(FaultKind::Pending));
             let second = cpu.pending_read().unwrap();
             assert_eq!((second.id(), reads(memory).len()), (first.id(), 1));
-            let read = file.read_page(cpu, 2, |_| unreachable!("there is no page"));
+            let read = file.read_page(cpu, 2, |_| unreachable!("no page"));
             assert_eq!(read, Err::<(), _>(Errno::EAGAIN));
             assert_eq!(cpu.pending_read().unwrap().id(), first.id());
             assert_eq!(file.resident_pages(cpu), 0);
@@ -560,7 +564,7 @@ fn a_call_does_not_wait_for_a_read_that_was_dropped() {
         let mut bytes = [0; 8];
         let read = space.read_bytes(cpu, AT, &mut bytes);
         assert_eq!(read.map_err(|error| error.error), Err(FaultError::Bus));
-        let read = file.read_page(cpu, 0, |_| unreachable!("there is no page"));
+        let read = file.read_page(cpu, 0, |_| unreachable!("no page"));
         assert_eq!(read, Err::<(), _>(Errno::EIO));
         assert_eq!(load(cpu, space, AT + P), Ok(2));
     });

@@ -66,7 +66,11 @@ fn a_part_of_another_node_is_rejected() {
         [survey(0, 64), survey(1, 80), survey(0, 80), survey(1, 64)],
         [free, free, None, None]
     );
-    assert_eq!([survey(0, 72), survey(0, 8), survey(1, 136)], [None; 3], "half of it is");
+    assert_eq!(
+        [survey(0, 72), survey(0, 8), survey(1, 136)],
+        [None; 3],
+        "half of the block is isolated"
+    );
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn taken(frames: &Frames) -> u64 {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn a_block_serves_hundreds_of_allocations() {
     let (frames, local) = (memory(1), cpu(0));
     let first = take(&frames, &local, 1);
@@ -37,7 +37,7 @@ fn a_block_serves_hundreds_of_allocations() {
     assert_eq!(block, 1 << BLOCK);
     assert_eq!(frames.checked_census(&Yield).unwrap().pooled, block);
     let mut all = take(&frames, &local, (1 << BLOCK) - 1);
-    assert_eq!(taken(&frames), block, "no lock was taken for the rest of it");
+    assert_eq!(taken(&frames), block, "no lock for the rest of the block");
     all.extend(first);
     let numbers: BTreeSet<u32> = all.iter().map(|frame| frame.number().0).collect();
     assert_eq!(numbers.len(), all.len());
@@ -54,7 +54,7 @@ fn a_block_serves_hundreds_of_allocations() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn freed_frames_are_kept_up_to_the_share() {
     let (frames, local) = (memory(2), cpu(0));
     let share = frames.share();
@@ -78,7 +78,7 @@ fn freed_frames_are_kept_up_to_the_share() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn there_are_no_reserves_if_memory_is_short() {
     let (frames, local) = (memory(2), cpu(0));
     frames.set_limit(4096);
@@ -95,7 +95,7 @@ fn there_are_no_reserves_if_memory_is_short() {
     let one = take(&frames, &local, 1);
     assert!(
         taken(&frames) - before <= BATCH as u64,
-        "less than a block can still be had by others"
+        "other CPUs can allocate all but part of a block"
     );
     held.into_iter().chain(one).for_each(|frame| frames.free(&local, frame, &Yield));
     frames.drain(&local, &Yield);
@@ -103,7 +103,7 @@ fn there_are_no_reserves_if_memory_is_short() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn small_blocks_are_used_before_a_large_block_is_split() {
     let (frames, local) = (memory(1), cpu(0));
     let blocks = (0..1 << 9).map(|_| frames.alloc_order(&local, 8, &Yield).unwrap());
@@ -137,7 +137,7 @@ fn rest(frames: &Frames, local: &Local) -> Vec<Frame<Clean>> {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn frames_freed_while_memory_is_short_are_available_to_others() {
     let (frames, one, other) = (memory(2), cpu(0), cpu(1));
     let share = frames.share() as usize;
@@ -149,7 +149,10 @@ fn frames_freed_while_memory_is_short_are_available_to_others() {
     let kept = frames.reserves.get(&one).len();
     assert!(kept > 0);
     let mut buffer = [FrameNumber(0); BATCH];
-    assert!(frames.alloc_bulk(&one, &mut buffer, &Yield).is_empty(), "what it has others may need");
+    assert!(
+        frames.alloc_bulk(&one, &mut buffer, &Yield).is_empty(),
+        "other CPUs may need these frames"
+    );
     mine.into_iter().for_each(|frame| frames.free(&one, frame, &Yield));
     assert!(frames.is_short());
     let free = frames.free_count();
@@ -171,7 +174,7 @@ fn frames_freed_while_memory_is_short_are_available_to_others() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes hours for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes hours for this number of frames")]
 fn a_block_is_not_kept_if_memory_would_become_short() {
     // More than 16 times the memory for which a block is a small part.
     let region = MemoryRegion { node: 0, first: FrameNumber(0), frames: 2 * FRAMES };
@@ -190,7 +193,7 @@ fn a_block_is_not_kept_if_memory_would_become_short() {
     let before = frames.free_count();
     let another = take(&frames, &local, 1);
     let kept = before - frames.free_count();
-    assert!(kept <= BATCH as u64, "no more than a list holds, not {kept}");
+    assert!(kept <= BATCH as u64, "at most the capacity of a list, not {kept}");
     held.into_iter().chain(one).chain([next]).chain(another).for_each(|frame| {
         frames.free(&local, frame, &Yield);
     });

@@ -86,7 +86,7 @@ fn without_a_pool_no_frame_is_zeroed_ahead() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
     let (machine, frames) = dirty(1, 1000, 100);
     let local = cpu(0);
@@ -106,7 +106,7 @@ fn a_pool_fills_to_its_limit_and_its_frames_are_free_and_zero() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn zeroed_frames_are_used_first_and_not_zeroed_again() {
     let (machine, frames) = dirty(1, 2000, 100);
     let local = cpu(0);
@@ -133,11 +133,11 @@ fn zeroed_frames_are_used_first_and_not_zeroed_again() {
     all.into_iter().for_each(|frame| frames.free(&local, frame, &Yield));
     frames.drain(&local, &Yield);
     let census = frames.checked_census(&Yield).unwrap();
-    assert_eq!((census.zeroed, census.taken()), (100, 0), "no more than the pool may hold");
+    assert_eq!((census.zeroed, census.taken()), (100, 0), "at most the limit of the pool");
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn the_last_frames_are_available_wherever_they_are() {
     for limit in [u64::MAX, 150] {
         let (machine, frames) = dirty(1, 301, u64::MAX);
@@ -176,7 +176,7 @@ fn a_block_is_split_from_a_pool_and_found_half_zeroed() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn unused_zeroed_frames_do_not_enter_the_reserve() {
     // Enough for a reserve.
     let (machine, frames) = dirty(1, 1 << 13, 1 << 10);
@@ -193,7 +193,7 @@ fn unused_zeroed_frames_do_not_enter_the_reserve() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn no_frame_is_zeroed_ahead_or_spared_if_memory_is_short() {
     let (machine, frames) = dirty(1, 1601, 1600);
     let local = cpu(0);
@@ -241,7 +241,7 @@ fn a_near_frame_is_preferred_to_a_distant_zeroed_frame() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn a_run_is_contiguous_and_its_rest_stays_zeroed() {
     for length in [8, 32, 64, 200] {
         let (machine, frames) = dirty(1, 4097, 150);
@@ -276,7 +276,7 @@ fn a_run_is_contiguous_and_its_rest_stays_zeroed() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "the interpreter takes long for so many frames")]
+#[cfg_attr(miri, ignore = "the interpreter takes long for this number of frames")]
 fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     let vm = Vm::new(TestMachine::new(1, 2000)).unwrap();
     // SAFETY: the only handle of the CPU.
@@ -323,7 +323,7 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     assert_eq!(run.len(), 8);
     cpu.free_bulk(run);
     cpu.drain();
-    assert_eq!(vm.zeroed_frames(), 8, "they were not used");
+    assert_eq!(vm.zeroed_frames(), 8, "the zeroed frames were not used");
     // Freeing zeroes if the knob requests it.
     space.munmap(&cpu, area, 50 * PAGE_SIZE).unwrap();
     assert_eq!(told(Counter::ZeroedOnFree), 0);
@@ -391,7 +391,7 @@ fn two_cpus_never_get_a_dirty_frame_as_zeroed() {
         let other = scope.spawn(|| work(1));
         work(0) + other.join().unwrap()
     });
-    assert_ne!(failures, 0, "memory never ran out, so the hard part was not tested");
+    assert_ne!(failures, 0, "memory was never exhausted, so the test is weak");
     assert_eq!(frames.checked_census(&Yield).unwrap().taken(), 0);
     let local = cpu(0);
     let all: Vec<_> = core::iter::from_fn(|| alloc(&machine, &frames, &local)).collect();

@@ -62,7 +62,7 @@ fn scattered_pages_are_compacted() {
     assert_eq!(vm.totals().get(Counter::MigrateSuccess), done.moved);
     assert_eq!(vm.totals().get(Counter::CompactBlock), done.blocks);
     holds(&cpu, &space, &pages);
-    assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)).blocks, 0, "all is together");
+    assert_eq!(cpu.compact_by(limits(u64::MAX, u64::MAX)).blocks, 0, "all pages are contiguous");
     holds(&cpu, &space, &pages);
     space.exit(&cpu);
 }
@@ -129,7 +129,7 @@ fn an_immovable_frame_keeps_its_block() {
     assert_eq!(frame(pinned), pin.frames()[0]);
     let block = |frame: FrameNumber| frame.0 >> ORDER;
     let of_pinned = || pages.iter().filter(|page| block(frame(**page)) == block(frame(pinned)));
-    assert!(of_pinned().count() >= 4, "its neighbours have moved");
+    assert!(of_pinned().count() >= 4, "the neighbours have moved");
     drop(pin);
     holds(&cpu, &space, &pages);
     space.exit(&cpu);
@@ -382,7 +382,7 @@ fn background_compaction_continues_until_a_block_is_free() {
             assert!(calls < 50, "{moved} pages moved");
         }
         assert!(moved < 2 * 512 / 8, "{moved}");
-        assert_eq!(cpu.compact_ahead(20), done(0, 0), "that is enough");
+        assert_eq!(cpu.compact_ahead(20), done(0, 0), "no further block is needed");
     });
 }
 

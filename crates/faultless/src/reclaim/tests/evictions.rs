@@ -186,7 +186,7 @@ fn kernel_reads_count_as_use() {
         (0..32).for_each(|page| assert_eq!(read_object(cpu, file, page), Some(page + 1)));
         cpu.reclaim(32);
         assert!((0..64).all(|page| file.has_page(cpu, page) == (page < 32)));
-        assert_eq!(count(cpu, Counter::FrameOwed), 0, "nobody had a translation");
+        assert_eq!(count(cpu, Counter::FrameOwed), 0, "no CPU had a translation");
     });
 }
 
@@ -245,7 +245,7 @@ fn a_late_refault_counts_as_a_new_page() {
         let [refault, activate] = [Counter::WorkingsetRefault, Counter::WorkingsetActivate];
         let before = [refault, activate].map(|counter| count(cpu, counter));
         load_all(cpu, space, 0..8);
-        assert!(count(cpu, refault) > before[0], "they are known still");
+        assert!(count(cpu, refault) > before[0], "refaults are recognised");
         assert_eq!(count(cpu, activate), before[1]);
     });
 }
@@ -565,7 +565,7 @@ fn a_store_during_eviction_is_not_lost() {
         let met = vm.machine().at_look(nth, worst, || {
             space.madvise(&here, AT, 4 * P, Advice::PageOut).unwrap();
         });
-        assert!(met || nth > 1, "nothing was written");
+        assert!(met || nth > 1, "no page was written");
         assert_eq!(load(&here, &space, AT), Ok(1));
         assert_eq!(load(&here, &space, AT + 8), Ok(if met { 2 } else { 0 }));
         finish(&here, space, Vec::from([file]));

@@ -154,7 +154,7 @@ fn a_page_moved_by_a_deferred_flush_is_not_cold() {
     assert_eq!(moves(&here, &space, (0, 1), 1), [0, 0]);
     space.madvise(&here, AT, P, Advice::PageOut).unwrap();
     assert!(space.entry_at(&here, AT).is_none());
-    assert!(here.is_pending(&space.core.evicted), "who unmaps it does the flush");
+    assert!(here.is_pending(&space.core.evicted), "the unmapping call flushes");
     // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
     finish(&here, space, Vec::from([file]));

@@ -100,9 +100,9 @@ fn at_looks(each: usize, left_at: impl Fn(u64) -> (bool, u64)) {
             break;
         }
         reached += 1;
-        assert_eq!(left, 0, "left when memory was out, at look {nth}");
+        assert_eq!(left, 0, "frames remain while memory is exhausted, at check {nth}");
     }
-    assert!(reached > 0, "it looks at no frame");
+    assert!(reached > 0, "no frame was checked");
 }
 
 /// Checks that no evictable page is left when memory is out.
@@ -223,7 +223,7 @@ fn memory_is_out_soon_while_other_cpus_scan_for_pages() {
         let is_told = taker.is_finished();
         ended.store(true, Ordering::Relaxed);
         assert!(taker.join().unwrap().is_some());
-        assert!(is_told, "a CPU waits for others that look for pages and find none");
+        assert!(is_told, "a CPU waits for scans of other CPUs that find no page");
     });
     assert_eq!(file.resident_pages(&here), PAGES);
 }

@@ -144,7 +144,7 @@ fn memory_is_not_out_while_another_cpu_reclaims() {
                 .into();
             for thread in threads {
                 let (failed, left) = thread.join().unwrap();
-                assert_eq!(failed, None, "round {round}: {left} lazily freed pages were left");
+                assert_eq!(failed, None, "round {round}: {left} lazily freed pages remain");
             }
         });
     }
@@ -216,7 +216,7 @@ fn a_page_held_by_a_fault_is_reclaimed_later() {
     let section = cpu0.section();
     // SAFETY: inside a grace section.
     let Reached::Last(slots) = (unsafe { descend(vm.machine(), space.root(), AT) }) else {
-        panic!("there is a table")
+        panic!("a table")
     };
     let slot = &slots[node::index(AT + 2 * P, LAST)];
     let held = protocol::take(slot, node::load(slot), &Spin).unwrap();

@@ -66,7 +66,7 @@ fn tables_retired_by_another_cpu_are_freed_before_memory_is_out() {
     map(&here, &mine, AT, GIB);
     let served = fill(&here, &mine, AT);
     let census = vm.census(&here).unwrap();
-    assert_eq!(census.retired, 0, "frames that nobody can see are not free: {census:?}");
+    assert_eq!(census.retired, 0, "unreachable frames are not free: {census:?}");
     assert_eq!(census.free, 0, "{census:?}");
     // Two roots, three tables, the zero page, and the other CPU's stock.
     assert!(served >= 512 - 6 - 64, "memory was out after {served} pages: {census:?}");
@@ -100,7 +100,7 @@ fn an_idle_cpu_frees_its_retired_objects() {
     (0..40).for_each(|gib| store(&cpu, &space, AT + gib * GIB, gib).unwrap());
     space.munmap(&cpu, AT, 40 * GIB).unwrap();
     assert_eq!(vm.census(&cpu).unwrap().retired, 80);
-    assert_eq!(cpu.zero_ahead(8), 0, "there is no pool");
+    assert_eq!(cpu.zero_ahead(8), 0, "no pool of zeroed frames");
     assert_eq!(vm.census(&cpu).unwrap().retired, 0);
     end(&vm, &[&cpu], vec![space]);
 }
@@ -198,7 +198,7 @@ fn ended_spaces_are_not_scanned() {
     let end_of = |space: TestSpace| {
         let core = space.core.clone();
         space.exit(&cpu);
-        assert!(core.into_last().is_some(), "a space that ended is still on the list");
+        assert!(core.into_last().is_some(), "an ended space is still on the list");
     };
     for _ in 0..3 {
         end_of(advised(100));

@@ -85,7 +85,7 @@ fn a_new_page_has_use_count_zero() {
         // Both the pages walked to and the pages marked.
         let most = PAGES - 10;
         let [scanned, _] = looks(cpu, || assert!(cpu.reclaim(most) >= most));
-        assert!(scanned <= 2 * PAGES, "{scanned}: some were spared once more");
+        assert!(scanned <= 2 * PAGES, "{scanned}: some pages were skipped again");
     });
 }
 

@@ -39,9 +39,9 @@ fn unneeded_pages_are_not_written() {
         space.madvise(cpu, AT, 4 * P, Advice::DontNeed).unwrap();
         memory.writes.lock().unwrap().clear();
         let scanned = count(cpu, Counter::PageScanned);
-        assert_eq!(cpu.reclaim(64), 4, "they are dropped");
+        assert_eq!(cpu.reclaim(64), 4, "the pages are dropped");
         assert_eq!(*memory.writes.lock().unwrap(), []);
-        assert_eq!(count(cpu, Counter::PageScanned) - scanned, 4, "at once");
+        assert_eq!(count(cpu, Counter::PageScanned) - scanned, 4, "without a second scan");
     });
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn finish(cpu: &TestCpu<'_>, spaces: Vec<TestSpace>) {
     cpu.reclaim(u64::MAX);
     cpu.drain();
     let census = audit(cpu, &[]).unwrap();
-    assert_eq!((census.anon, census.shared), (0, 0), "dead pages stay");
+    assert_eq!((census.anon, census.shared), (0, 0), "pages without users remain");
     assert_eq!(census.taken(), census.tables + 1);
 }
 
@@ -114,7 +114,7 @@ fn a_shared_page_used_by_any_program_stays() {
             }
             freed += cpu.reclaim(10);
             let gone = (0..40).filter(|page| is_swapped(cpu, space, *page)).count();
-            assert_eq!(gone, 0, "pages that are used have left");
+            assert_eq!(gone, 0, "used pages were evicted");
         }
         child.exit(cpu);
     });
@@ -215,7 +215,7 @@ fn the_last_owner_reuses_the_page() {
         store(cpu, space, AT, 50).unwrap();
         assert_eq!(child.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Swapped));
         assert_eq!((load(cpu, &child, AT), load(cpu, space, AT)), (Ok(5), Ok(50)));
-        assert_eq!(memory.reads.lock().unwrap().len(), 1, "it is read once");
+        assert_eq!(memory.reads.lock().unwrap().len(), 1, "one read");
         // A child of a space with swapped pages.
         let second = space.fork(cpu).unwrap();
         assert_eq!(second.swapped_pages(cpu), 1);
@@ -277,8 +277,8 @@ fn repeatedly_used_pages_survive_a_scan() {
             }
         }
         let reads = memory.reads.lock().unwrap().len();
-        assert!(reads <= 24, "{reads} of what is used all the time");
-        assert_eq!(count(cpu, Counter::PrefaultWasted), 0, "what was used is not wasted");
+        assert!(reads <= 24, "{reads} reads of pages in constant use");
+        assert_eq!(count(cpu, Counter::PrefaultWasted), 0, "used pages do not count as wasted");
     });
 }
 
@@ -434,7 +434,7 @@ fn a_page_may_be_read_later() {
         assert_eq!(space.fault_remote(cpu, AT, Access::Read), Ok(FaultKind::Pending));
         let pending = cpu.pending_read().unwrap();
         assert_eq!(space.fault_remote(cpu, AT, Access::Write), Ok(FaultKind::Pending));
-        assert_eq!(cpu.pending_read().unwrap().id(), pending.id(), "it is read once");
+        assert_eq!(cpu.pending_read().unwrap().id(), pending.id(), "one read");
         memory.complete(cpu, None);
         assert_eq!(pending.outcome(), Some(Ok(())));
         assert_eq!(load(cpu, space, AT), Ok(5));
@@ -689,11 +689,14 @@ fn a_cpu_without_frames_waits_for_the_writing_cpu() {
         let swapped = space.core.swapped.load(Ordering::Relaxed);
         let scanned = vm.totals().get(Counter::PageScanned);
         drop(disk);
-        assert!(!ended, "there is no frame before the disk has written");
-        assert!(swapped <= BATCH, "{swapped} pages have left the program, and not one batch");
-        assert!(scanned < 2 * 256, "{scanned} looks: the hand went on though nothing could leave");
+        assert!(!ended, "no frame is free before the disk has written");
+        assert!(swapped <= BATCH, "{swapped} pages were evicted, more than one batch");
+        assert!(
+            scanned < 2 * 256,
+            "{scanned} scanned pages: the hand advanced though no page could be evicted"
+        );
         assert_eq!(writer.join().unwrap(), Ok(()));
-        assert_eq!(other.join().unwrap(), Ok(()), "memory is not out");
+        assert_eq!(other.join().unwrap(), Ok(()), "memory is not exhausted");
     });
     (0..300).for_each(|page| assert_eq!(load(&cpu0, &space, AT + page * P), Ok(page)));
     space.exit(&cpu0);

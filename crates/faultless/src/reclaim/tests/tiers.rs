@@ -57,7 +57,7 @@ fn balance(cpu: &TestCpu<'_>, promoted: u64) -> Balanced {
         all.promoted += promoted;
         all.evicted += evicted;
     }
-    panic!("it never comes to rest: {all:?}");
+    panic!("balancing never ends: {all:?}");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn unused_pages_are_demoted_from_fast_memory() {
         cpu.drain();
         vm.frames.free_on(0, cpu)
     };
-    assert_eq!(cpu.balance(0), Balanced::default(), "there is room");
+    assert_eq!(cpu.balance(0), Balanced::default(), "fast memory has room");
     (200..250).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
     let there = free(&cpu);
     assert!(there < 15, "{there}");
@@ -188,7 +188,7 @@ fn reclaim_evicts_unused_pages_of_every_node() {
         freed += cpu.reclaim(30);
     }
     read_used();
-    assert_eq!(again(), before, "pages that are used left memory");
+    assert_eq!(again(), before, "used pages were evicted");
     // The other pages left both nodes.
     let [fast, slow, _] = places(&cpu, &space, 64..450);
     assert!(fast < 32 && slow < 64, "{fast} {slow}");
@@ -249,7 +249,7 @@ fn demotion_stops_when_other_cpus_free_frames() {
         [space, other].into_iter().for_each(|space| space.exit(&here));
         (is_reached, demoted)
     };
-    assert!(demoted_at(u64::MAX).1 > 8, "what is lacking moves");
+    assert!(demoted_at(u64::MAX).1 > 8, "only the missing number of pages moves");
     assert_eq!(demoted_at(20), (true, 0));
 }
 
@@ -324,7 +324,7 @@ fn promotion_keeps_some_fast_memory_free() {
         let slow = fill(cpu, space, 0, 1, 30);
         // Enough free memory that no page needs to leave, but less than the promotable pages need.
         let end = fill(cpu, space, slow, 0, 24);
-        assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
+        assert_eq!(cpu.balance(100), Balanced::default(), "each page was used once");
         use_all(cpu, space, 0..slow);
         // 1/32 of the frames stays free. The hand advances by three frames at a time.
         let Balanced { promoted, demoted, .. } = cpu.balance(100);
@@ -375,7 +375,7 @@ fn frames_kept_by_the_cpu_count_as_free() {
     with_tiers(&[128, 512], |cpu, space| {
         fill(cpu, space, 0, 0, 0);
         space.munmap(cpu, AT, 20 * P).unwrap();
-        assert!(cpu.vm().frames.free_on(0, cpu) < 7, "they are on its list");
+        assert!(cpu.vm().frames.free_on(0, cpu) < 7, "the frames are on the list of the CPU");
         assert_eq!(cpu.balance(0), Balanced::default());
     });
 }
@@ -410,7 +410,7 @@ fn few_frames_are_scanned_for_a_few_pages() {
 fn a_moved_page_keeps_its_use_count() {
     with_tiers(&[256, 96], |cpu, space| {
         let end = fill(cpu, space, 0, 1, 64);
-        assert_eq!(cpu.balance(100), Balanced::default(), "all were used once");
+        assert_eq!(cpu.balance(100), Balanced::default(), "each page was used once");
         for node in [0, 1] {
             assert!(moved(cpu, space, (0, end), node).iter().all(|there| *there == Ok(node)));
         }

@@ -55,7 +55,7 @@ fn remote_access_stops_at_the_first_forbidden_page() {
         assert_eq!(space.write_bytes(cpu, AT + 100, &bytes), Err(error(2 * P - 100, SEGV)));
         assert_eq!(read(AT + 5, &mut bytes), Err(error(3 * P - 5, SEGV)));
         assert_eq!(bytes[..5], [0, 0, 0, 0, 0]);
-        assert_eq!(bytes[95..97], [1, 1], "what was written before the refusal stays");
+        assert_eq!(bytes[95..97], [1, 1], "bytes written before the error remain");
         assert_eq!(read(AT + 4 * P, &mut bytes), Err(error(0, NOTHING)));
         assert_eq!(read(USER_END - 8, &mut bytes), Err(error(0, NOTHING)));
         for addr in [USER_END, u64::MAX - 7, u64::MAX] {
@@ -67,7 +67,7 @@ fn remote_access_stops_at_the_first_forbidden_page() {
         assert_eq!(space.write_bytes(cpu, AT + 599 * P, &bytes[..8]), Err(error(0, NOTHING)));
         assert_eq!(
             error(7, NOTHING).to_string(),
-            "after 7 bytes: SIGSEGV: nothing is mapped there"
+            "after 7 bytes: SIGSEGV: no mapping at the address"
         );
     });
 }
@@ -98,7 +98,11 @@ fn remote_access_ends_at_the_object_length() {
             map_object(cpu, space, (page, 4), RW, flags, (&file, 0));
         }
         space.write_bytes(cpu, AT, &7u64.to_ne_bytes()).unwrap();
-        assert_eq!(word(cpu, space, AT + 8 * P), Ok(7), "a private mapping reads the object's");
+        assert_eq!(
+            word(cpu, space, AT + 8 * P),
+            Ok(7),
+            "a private mapping reads the object's page"
+        );
         space.write_bytes(cpu, AT + 8 * P, &8u64.to_ne_bytes()).unwrap();
         assert_eq!(word(cpu, space, AT), Ok(7));
         let beyond = Err(AccessError { done: 0, error: FaultError::Bus });

@@ -213,7 +213,7 @@ impl Attendance<'_> {
         let before = arrived.fetch_add(1, Ordering::AcqRel);
         let all = before - before % threads + threads;
         while arrived.load(Ordering::Acquire) < all {
-            assert!(!broken.load(Ordering::Relaxed), "another thread has panicked");
+            assert!(!broken.load(Ordering::Relaxed), "another thread panicked");
             thread::yield_now();
         }
     }
@@ -229,7 +229,7 @@ fn a_meeting_ends_with_the_first_panic() {
             scope.spawn(move || {
                 let meeting = meeting.attend();
                 meeting.wait();
-                assert!(number != 1, "one of them");
+                assert!(number != 1, "planted");
                 meeting.wait();
             });
         }
@@ -283,7 +283,7 @@ fn growth_beside_mprotect_down() {
             space.munmap(&cpu0, AT - 16 * P, 32 * P).unwrap();
         }
     });
-    assert!(bad.is_none(), "a page with the rights of before: {bad:?}");
+    assert!(bad.is_none(), "a page with the old rights: {bad:?}");
 }
 
 /// Returns the entry of the page at `addr`. The page table must exist.
@@ -291,7 +291,7 @@ fn slot_of<'v>(cpu: &Cpu<'v, TestMachine>, space: &Space<TestMachine>, addr: u64
     // SAFETY: the tests keep something mapped in the table.
     match unsafe { descend(cpu.vm().machine(), space.root(), addr) } {
         Reached::Last(slots) => &slots[node::index(addr, LAST)],
-        Reached::Above { .. } => panic!("there is no table"),
+        Reached::Above { .. } => panic!("no table"),
     }
 }
 
@@ -327,8 +327,8 @@ fn parts_of_a_table_are_unmapped_side_by_side() {
         nap();
         let early = last.is_finished();
         held.revert();
-        assert_eq!(done, [false, true], "the second names no page of the first");
-        assert!(!early, "a table goes in which another call has entries to empty");
+        assert_eq!(done, [false, true], "the second call covers no page of the first call");
+        assert!(!early, "a table is freed while another call empties its entries");
         second.join().unwrap().drain();
     });
     cpu0.drain();
@@ -444,5 +444,5 @@ fn revoke_runs_beside_an_unmapping_of_another_mapping() {
             drop(section);
         });
     }
-    assert_eq!(early, [], "returned before the unmapping has flushed");
+    assert_eq!(early, [], "returned before the flush of the unmapping");
 }

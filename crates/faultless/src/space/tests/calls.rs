@@ -262,9 +262,9 @@ fn is_mapped_finds_holes() {
         let is_mapped =
             |first, end| space.is_mapped(cpu, VirtRange::new(AT + first * P, AT + end * P));
         assert!(is_mapped(0, 4) && is_mapped(1, 3) && is_mapped(6, 8));
-        assert!(is_mapped(5, 5), "nothing is always mapped");
+        assert!(is_mapped(5, 5), "an empty range is always mapped");
         space.mprotect(cpu, AT + P, P, Prot::READ).unwrap();
-        assert!(is_mapped(0, 4), "by three VMAs");
+        assert!(is_mapped(0, 4), "mapped by three VMAs");
         assert!(!is_mapped(0, 5) && !is_mapped(3, 7) && !is_mapped(4, 8) && !is_mapped(7, 9));
     });
 }
@@ -299,7 +299,7 @@ fn a_mapping_between_two_written_vmas_merges_with_the_lower() {
         assert_eq!(areas(cpu, space), [(0, 6, 3), (6, 8, 3)]);
         space.munmap(cpu, AT, 6 * P).unwrap();
         map(cpu, space, 0, 6, RW);
-        assert_eq!(areas(cpu, space), [(0, 8, 3)], "nobody has written what is new");
+        assert_eq!(areas(cpu, space), [(0, 8, 3)], "new pages are unwritten");
         store(cpu, space, AT, 42).unwrap();
     });
 }
@@ -500,7 +500,11 @@ fn too_many_vmas_are_refused_without_a_change() {
         let advised = space.madvise(cpu, AT + P, P, Advice::DontFork);
         assert_eq!(advised.unwrap_err().errno, Errno::EAGAIN);
         let holes = space.madvise(cpu, AT, 8 * P, Advice::DontFork);
-        assert_eq!(holes.unwrap_err().errno, ENOMEM, "it has a hole, and needs no more areas");
+        assert_eq!(
+            holes.unwrap_err().errno,
+            ENOMEM,
+            "a range with a hole that needs no more areas"
+        );
         assert_eq!(areas(cpu, space), [(0, 4, 3), (6, 8, 3)]);
         cpu.vm().set(Setting::MaxMapCount(65530));
     });
@@ -542,7 +546,7 @@ fn out_of_memory_leaks_no_frames() {
         }
         if let Ok(child) = &child {
             for page in 0..8 {
-                assert_eq!(load(&cpu, child, AT + page * P), Ok(page), "the child's own");
+                assert_eq!(load(&cpu, child, AT + page * P), Ok(page), "the child's copy");
             }
         }
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
@@ -563,7 +567,7 @@ fn out_of_memory_leaks_no_frames() {
             child.exit(&cpu);
         }
         cpu.drain();
-        assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1, "with {left} frames left");
+        assert_eq!(audit(&cpu, &[]).unwrap().taken(), 1, "with {left} free frames");
     }
 }
 
@@ -644,11 +648,11 @@ fn a_hidden_page_is_found_again() {
     space.activate(&cpu);
     space.mprotect(&cpu, AT, 2 * P, RW).unwrap();
     let flushes = vm.machine().invalidated.lock().unwrap().len();
-    assert_eq!(flushes, 0, "what was hidden is in no TLB");
+    assert_eq!(flushes, 0, "a hidden page is in no TLB");
     assert_eq!(hidden(&space, 0).frame(), frame);
     assert_eq!(load(&cpu, &space, AT), Ok(42));
     store(&cpu, &space, AT, 43).unwrap();
-    assert_ne!(hidden(&space, 0).frame(), frame, "the child has the old one");
+    assert_ne!(hidden(&space, 0).frame(), frame, "the child has the old frame");
     child.mprotect(&cpu, AT, P, Prot::READ).unwrap();
     assert_eq!(load(&cpu, &child, AT), Ok(42));
 
@@ -681,13 +685,13 @@ fn populate_skips_present_pages() {
             space.madvise(cpu, AT, 4 * P, advice).unwrap();
             cpu.vm().totals().get(Counter::Faults) - before
         };
-        assert_eq!(faults(Advice::PopulateRead), 3, "page 0 is there");
+        assert_eq!(faults(Advice::PopulateRead), 3, "page 0 is resident");
         assert_eq!(faults(Advice::PopulateRead), 0);
         assert_eq!(faults(Advice::PopulateWrite), 3, "pages of zeros are read-only");
         assert_eq!(faults(Advice::PopulateWrite), 0);
         space.mprotect(cpu, AT, P, Prot::empty()).unwrap();
         let hidden = space.madvise(cpu, AT, P, Advice::PopulateRead).unwrap_err().errno;
-        assert_eq!(hidden, EINVAL, "there, and not to be reached");
+        assert_eq!(hidden, EINVAL, "resident but inaccessible");
         assert_eq!(cpu.vm().totals().get(Counter::Spurious), 0);
     });
 }

@@ -100,7 +100,7 @@ fn text_scans_free_retired_tables() {
         most = most.max(vm.grace.pending(setup.cpu.local()));
     }
     assert_eq!(setup.count(Counter::ThpCollapsed), MAPPINGS - 2);
-    assert!(most < MAPPINGS as usize / 2, "{most} are retired");
+    assert!(most < MAPPINGS as usize / 2, "{most} frames are retired");
     setup.finish();
 }
 
@@ -125,12 +125,12 @@ fn a_failed_collapse_returns_its_reason_and_keeps_the_pages() {
     assert_eq!(collapse(F, F), Err(Errno::EAGAIN));
     assert!(
         setup.space.page_at(&setup.cpu, AT + F * P).is_some(),
-        "unmapped, though it cannot move"
+        "unmapped, but the page cannot move"
     );
     setup.check_with(&other);
     other.exit(&setup.cpu);
     assert_eq!(collapse(F, F), Ok(()));
-    assert_eq!(collapse(F, F), Ok(()), "there is one already");
+    assert_eq!(collapse(F, F), Ok(()), "already a folio");
     assert_eq!(setup.huge(), F);
     // Too short for a huge leaf: an error only if the range contains no place for a leaf.
     assert_eq!((collapse(1, 5), collapse(F + 1, F - 2)), (Err(Errno::EINVAL), Err(Errno::EINVAL)));
@@ -172,7 +172,7 @@ fn a_collapse_of_unmapped_pages_makes_a_leaf() {
         setup.space.munmap(&setup.cpu, AT, PAGES * P).unwrap();
         setup.map(0, RX, PRIVATE);
         collapse(F);
-        assert_eq!(setup.huge(), F, "no folio could be made before");
+        assert_eq!(setup.huge(), F, "no folio was possible before");
         setup.shows_all();
         setup.finish();
     });

@@ -77,7 +77,7 @@ fn a_fault_maps_device_frames_with_their_cache_mode() {
         let before = cpu.vm().totals();
         assert_eq!(space.fault_remote(cpu, AT + 3 * P, Access::Write), Ok(FaultKind::Device));
         let all: Vec<_> = (0..8).map(Some).collect();
-        assert_eq!(mapped(cpu, space, AT, 8), all, "those around it, too");
+        assert_eq!(mapped(cpu, space, AT, 8), all, "neighbouring pages are also mapped");
         let at = space.page_at(cpu, AT + 3 * P + 8).unwrap();
         assert_eq!((at.device, at.prot), (Some(CacheMode::Uncached), RW));
         assert!(space.entry_at(cpu, AT + 3 * P).is_dirty() && !space.entry_at(cpu, AT).is_dirty());

@@ -44,7 +44,7 @@ fn finish(own: TestCpu<'_>, spaces: Vec<TestSpace>, objects: Vec<Shared<Object>>
     spaces.into_iter().for_each(|space| space.exit(&own));
     objects.into_iter().for_each(|object| Object::release(object, &own));
     drain();
-    assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the zero page is left");
+    assert_eq!(audit(&own, &[]).unwrap().taken(), 1, "only the zero page remains");
 }
 
 /// Checks that no fault was aborted or restarted, or took a lock.
@@ -68,7 +68,7 @@ fn a_first_touch_runs_beside_advice() {
         );
         assert_eq!(got, Ok(FaultKind::Anon));
         assert_no_abort(&vm);
-        assert_eq!(vm.totals().get(Counter::TrylockFailed), 0, "the entry is as it was");
+        assert_eq!(vm.totals().get(Counter::TrylockFailed), 0, "the entry is unchanged");
         let kept = if advice == Advice::Free { 1 } else { 0 };
         assert_eq!([0, P].map(|at| load(&cpu0, &space, AT + at)), [Ok(0), Ok(kept)]);
         finish(cpu0, Vec::from([space]), Vec::new());
@@ -151,7 +151,10 @@ fn conflicting_operations_wait_for_the_flush_of_a_discard() {
         ];
         thread::sleep(Duration::from_millis(30));
         assert!(!first.is_finished(), "the first did not wait for the flush");
-        assert!(others.iter().all(|other| !other.is_finished()), "one did not wait for the first");
+        assert!(
+            others.iter().all(|other| !other.is_finished()),
+            "a later discard did not wait for the first"
+        );
         assert!(space.entry_at(&late, AT + P).is_locked());
         // Operations on other pages do not wait.
         assert_eq!(space.fault_remote(&late, AT + 5 * P, Access::Write), Ok(FaultKind::Anon));
@@ -161,7 +164,10 @@ fn conflicting_operations_wait_for_the_flush_of_a_discard() {
             waits = !first.is_finished() || others.iter().any(|other| !other.is_finished());
         }
     });
-    assert!((1..=2).contains(&(flushes() - before)), "of what was there, and of what came since");
+    assert!(
+        (1..=2).contains(&(flushes() - before)),
+        "one flush for old pages, one for newer pages"
+    );
     assert_no_abort(&vm);
     // SAFETY: the machine has no MMU.
     unsafe { space.deactivate(&late) };

@@ -69,7 +69,7 @@ fn a_drop_without_a_cpu_is_ended_by_a_later_call() {
         }
     });
     let another = Space::new(&cpu).unwrap();
-    assert_eq!(cpu.end_dropped(), 0, "making a space did not end them");
+    assert_eq!(cpu.end_dropped(), 0, "creating a space ended the dropped spaces");
     another.exit(&cpu);
     cpu.drain();
     audit_with(&cpu, &[&stays], &[&file]).unwrap();
@@ -84,7 +84,7 @@ fn an_idle_cpu_ends_dropped_spaces_and_objects() {
     let cpu = cpu(&vm, 0);
     drop(used(&cpu, &object(&cpu)));
     cpu.zero_ahead(0);
-    assert_eq!(cpu.end_dropped(), 0, "the idle CPU did not end it");
+    assert_eq!(cpu.end_dropped(), 0, "the idle CPU ended the dropped space");
     assert_clean(&cpu);
 }
 

@@ -63,7 +63,7 @@ fn flushed_before_told(
         }
         told.unwrap();
     });
-    assert!(flushed, "CPU 1 was told of the hole, and has not flushed yet ({locking:?}, {above})");
+    assert!(flushed, "CPU 1 saw the hole before its flush ({locking:?}, {above})");
 }
 
 const NOTHING: FaultError = FaultError::Segv { mapped: false };

@@ -53,11 +53,7 @@ fn locking_splits_and_unlocking_merges() {
             locks(cpu, space),
             [(1, MemoryLock::No), (5, MemoryLock::Now), (2, MemoryLock::No)]
         );
-        assert_eq!(
-            lock(0, 9, MemoryLock::OnFault),
-            Err(ENOMEM),
-            "what is below the hole is changed"
-        );
+        assert_eq!(lock(0, 9, MemoryLock::OnFault), Err(ENOMEM), "pages below the hole are locked");
         assert_eq!(locks(cpu, space), [(8, MemoryLock::OnFault)]);
         assert_eq!(lock(0, 8, MemoryLock::No), Ok(()));
         assert_eq!((locks(cpu, space), space.locked_pages(cpu)), ([(8, MemoryLock::No)].into(), 0));
@@ -79,7 +75,11 @@ fn advice_does_not_discard_locked_pages() {
         for advice in [Advice::DontNeed, Advice::Free] {
             assert_eq!(advise(2, 1, advice), Err(EINVAL));
         }
-        assert_eq!(advise(1, 3, Advice::DontNeed), Err(EINVAL), "what lies before it is done");
+        assert_eq!(
+            advise(1, 3, Advice::DontNeed),
+            Err(EINVAL),
+            "pages before the locked page are discarded"
+        );
         let loaded = |page: u64| load(cpu, space, AT + page * P).unwrap();
         assert_eq!([1, 2, 3].map(loaded), [0, 3, 4]);
         assert_eq!(advise(2, 2, Advice::DontNeedLocked), Ok(()));
@@ -109,7 +109,7 @@ fn locks_move_and_are_not_inherited() {
             (5, MemoryLock::No),
             (5, MemoryLock::Now),
         ];
-        assert_eq!(locks(cpu, space), left, "nothing is left to be locked");
+        assert_eq!(locks(cpu, space), left, "no page remains to be locked");
     });
 }
 
@@ -132,7 +132,7 @@ fn dontunmap_of_a_part_unlocks_the_whole_vma() {
             space.mlock(cpu, AT, 8 * P, MemoryLock::Now).unwrap();
             space.mremap(cpu, AT + 2 * P, 2 * P, 2 * P, keeps, to).unwrap();
             assert_eq!(locks(cpu, space), left, "touched: {touched}, to {to:#x}");
-            space.madvise(cpu, AT, 8 * P, Advice::DontNeed).expect("none of it is locked");
+            space.madvise(cpu, AT, 8 * P, Advice::DontNeed).expect("no locked page");
         });
     }
 }

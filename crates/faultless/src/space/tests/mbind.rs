@@ -84,7 +84,7 @@ fn policies_split_and_merge() {
         assert_eq!(bind(&cpu, &space, (2, 3), SLOW), Ok(()));
         assert_eq!(policies(&cpu, &space), [(1, Default), (7, SLOW)]);
         assert_eq!(bind(&cpu, &space, (0, 1), Local), Ok(()));
-        assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a policy of its own");
+        assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)], "a separate policy");
         // Other flags stay, and a lock keeps the policy.
         space.mlock(&cpu, AT, 8 * P, MemoryLock::Now).unwrap();
         assert_eq!(policies(&cpu, &space), [(1, Local), (7, SLOW)]);
@@ -107,7 +107,7 @@ fn errors_match_linux_and_change_no_state() {
         assert_eq!(bind(&cpu, &space, (0, 8), policy), Err(EFAULT), "a hole in the middle");
         assert_eq!(bind(&cpu, &space, (6, 3), policy), Err(EFAULT), "a hole at the end");
     }
-    assert_eq!(bind(&cpu, &space, (4, 2), Default), Err(EFAULT), "nothing is mapped");
+    assert_eq!(bind(&cpu, &space, (4, 2), Default), Err(EFAULT), "no mapping");
     assert_eq!(policies(&cpu, &space), before);
     for policy in [Preferred(NodeSet::default()), Interleave(NodeSet::of_bits(0b100))] {
         assert_eq!(bind(&cpu, &space, (0, 4), policy), Err(EINVAL), "{policy:?}");
@@ -153,7 +153,7 @@ fn new_pages_come_from_the_nodes_of_the_policy() {
         assert_eq!(load(&cpu, &space, AT + 105 * P), Ok(0));
         assert_eq!(nodes(&cpu, &space, (105, 1)), [Err(EFAULT)]);
         touch(&cpu, &space, 105, &[1, 0]);
-        assert_eq!(nodes(&cpu, &space, (116, 1)), [Err(ENOENT)], "nothing is mapped ahead");
+        assert_eq!(nodes(&cpu, &space, (116, 1)), [Err(ENOENT)], "no prefault");
         check(&cpu, &[&space], &[], 0);
         space.exit(&cpu);
     }

@@ -58,13 +58,13 @@ fn cpus_flush_without_an_interrupt() {
     assert_eq!(moved(&cpu0, &space, (4, 4), 1), [Ok(1); 4]);
     // This batch finds eight waiting frames.
     assert_eq!(moved(&cpu0, &space, (0, 1), 0), [Ok(0)]);
-    assert_eq!(cpu0.free_flushed(), 0, "the other CPU may use them");
+    assert_eq!(cpu0.free_flushed(), 0, "the other CPU may use the frames");
     other.flush_if_asked();
     other.flush_if_asked();
-    assert_eq!(count(Counter::DeferredOwn), 1, "once is enough");
+    assert_eq!(count(Counter::DeferredOwn), 1, "one flush is sufficient");
     assert_eq!(moved(&cpu0, &space, (1, 1), 0), [Ok(0)]);
     assert!(cpu0.free_some_flush_pending());
-    assert_eq!(vm.usage().flush_pending, 1, "the last came after the flush");
+    assert_eq!(vm.usage().flush_pending, 1, "the last frame came after the flush");
     assert_eq!((count(Counter::TlbShootdownSent), count(Counter::DeferredSettled)), (0, 0));
     // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
@@ -82,13 +82,13 @@ fn flushed_frames_are_freed_in_the_background() {
     space.activate(&other);
     assert_eq!(moved(&cpu0, &space, (0, 32), 1), [Ok(1); 32]);
     cpu0.reclaim_ahead();
-    assert_eq!(vm.usage().flush_pending, 32, "the other CPU may use them");
+    assert_eq!(vm.usage().flush_pending, 32, "the other CPU may use the frames");
     vm.deferred.ask();
     other.flush_if_asked();
     assert_eq!(moved(&cpu0, &space, (32, 4), 1), [Ok(1); 4]);
     assert_eq!(vm.usage().flush_pending, 36);
     cpu0.reclaim_ahead();
-    assert_eq!(vm.usage().flush_pending, 4, "the last came after the flush");
+    assert_eq!(vm.usage().flush_pending, 4, "the last frame came after the flush");
     let sent = vm.totals().get(Counter::TlbShootdownSent);
     assert_eq!((sent, vm.totals().get(Counter::DeferredSettled)), (0, 0));
     // SAFETY: the CPU uses no translations.
@@ -108,11 +108,11 @@ fn a_store_first_does_the_deferred_flush() {
     assert_eq!(settled(), 0);
     space.mprotect(&cpu, AT, 8 * P, RW).unwrap();
     assert_eq!(load(&cpu, &space, AT), Ok(value(1, 0)));
-    assert_eq!(settled(), 0, "nothing changes what a page shows");
+    assert_eq!(settled(), 0, "no content changes");
     store(&cpu, &space, AT, 5).unwrap();
     assert_eq!(settled(), 1);
     store(&cpu, &space, AT + P, 6).unwrap();
-    assert_eq!(settled(), 1, "all that was deferred is done");
+    assert_eq!(settled(), 1, "all deferred flushes are done");
     // Writable pages are flushed at once.
     assert_eq!(moved(&cpu, &space, (0, 2), 0), [Ok(0); 2]);
     assert_eq!(vm.totals().get(Counter::FlushDeferred), 1);

@@ -80,7 +80,7 @@ fn pages_that_do_not_move_report_the_reason() {
     let pins = space.pin(&cpu, AT + 3 * P, P, true).unwrap();
     let told = [Ok(1), Err(Errno::EFAULT), Err(Errno::ENOENT), Err(Errno::EBUSY)];
     assert_eq!(moved(&cpu, &space, (0, 4), 1), told);
-    assert_eq!(vm.totals().get(Counter::MigrateFail), 1, "there are no others to try");
+    assert_eq!(vm.totals().get(Counter::MigrateFail), 1, "no other pages to try");
     drop(pins);
     assert_eq!(moved(&cpu, &space, (3, 1), 1), [Ok(1)]);
     // A page requested twice moves once, and has two results.
@@ -132,7 +132,7 @@ fn shared_pages_move_in_all_forked_spaces() {
     }
     let mut status = [Err(Errno::EIO)];
     spaces[2].move_pages(&cpu, &[AT], 1, false, &mut status).unwrap();
-    assert_eq!(status, [Err(Errno::EACCES)], "others have it");
+    assert_eq!(status, [Err(Errno::EACCES)], "other spaces map the page");
     assert_eq!(moved(&cpu, &spaces[2], (0, 8), 1), [Ok(1); 8]);
     let all: Vec<_> = spaces.iter().collect();
     check(&cpu, &all, &[], 0);
@@ -171,14 +171,14 @@ fn a_walk_visits_only_the_mappings_of_a_page() {
         assert_eq!(moved(&cpu, space, (page, 1), node), [Ok(node)]);
         vm.totals().get(Counter::RmapLook) - before
     };
-    assert_eq!(looks(&last, 0, 1), 1, "one space is left of the family");
+    assert_eq!(looks(&last, 0, 1), 1, "one space of the family remains");
     // A private page among many related spaces.
     let others: Vec<_> = (0..20).map(|_| last.fork(&cpu).unwrap()).collect();
     store(&cpu, &last, AT + P, 2).unwrap();
     assert_eq!(looks(&last, 1, 1), 1);
     store(&cpu, &others[7], AT + P, 2).unwrap();
     assert_eq!(looks(&others[7], 1, 1), 1);
-    assert_eq!(looks(&last, 0, 0), 21, "all of them map it");
+    assert_eq!(looks(&last, 0, 0), 21, "all spaces map the page");
     others.into_iter().chain([last]).for_each(|space| space.exit(&cpu));
     cpu.drain();
     assert_eq!(vm.free_frames() + 1, vm.total_frames());
@@ -582,7 +582,7 @@ fn thousands_of_singly_moved_pages_are_found() {
     migrate(0);
     (0..pages).for_each(|page| assert_eq!(load(&cpu, &space, to(page)), Ok(page + 1)));
     space.munmap(&cpu, to(0), 2 * pages * P).unwrap();
-    assert_eq!(space.core.moves.count(), 0, "notes end with their pages");
+    assert_eq!(space.core.moves.count(), 0, "notes end with the pages");
     space.exit(&cpu);
 }
 

@@ -259,7 +259,10 @@ impl World<'_> {
                 if let Ok(there) = got {
                     let device = model.pages.get(&number(addr(at))).is_some_and(Page::is_device);
                     let keeps = flags.contains(RemapFlags::DONTUNMAP);
-                    assert!(!device || new <= old && !keeps, "device memory that grows or stays");
+                    assert!(
+                        !device || new <= old && !keeps,
+                        "device memory that grows or keeps its old mapping"
+                    );
                     model.remap(number(addr(at)), old, new, number(there), flags);
                 }
             }

@@ -34,7 +34,7 @@ fn a_move_waits_for_an_entry_held_by_a_late_fault() {
         let section = cpu0.section();
         // SAFETY: inside a grace section.
         let reached = unsafe { descend(vm.machine(), space.root(), target) };
-        let Reached::Last(slots) = reached else { panic!("the page below has a table") };
+        let Reached::Last(slots) = reached else { panic!("a table of the page below") };
         let slot = &slots[node::index(target, LAST)];
         // Like a fault that found the mapping before its removal.
         let held = protocol::take(slot, Entry::NONE, &cpu0).unwrap();
@@ -120,7 +120,7 @@ fn a_fork_without_memory_survives_a_switch_of_the_policy() {
         });
         for _ in 0..300 {
             let child = space.fork(&cpu0);
-            assert!(child.is_err(), "there is memory for a child");
+            assert!(child.is_err(), "memory for a child");
         }
         done.store(true, Ordering::Relaxed);
     });
@@ -182,5 +182,5 @@ fn a_table_referenced_by_a_late_copy_is_freed_once() {
     unsafe { cpu0.put_unmapped(table) };
     other.exit(&cpu0);
     cpu0.drain();
-    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page remains");
 }

@@ -26,7 +26,7 @@ fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlac
                 entry.is_swapped() && entry.slot() == *slot
             }
         };
-        assert!(same, "{at}: {place:?}, and alone {alone:?}");
+        assert!(same, "{at}: {place:?}, and for one page {alone:?}");
     }
     told
 }
@@ -96,7 +96,7 @@ fn file_pages_are_counted_with_huge_leaves_and_base_entries() {
             assert!(small.iter().any(|page| (page.0, page.1) == (2 * F + 1, tail)), "{small:?}");
         };
         expect(1, 1);
-        assert_eq!(mapped(&pages(cpu, space, 9)).len(), 9, "no more than were asked for");
+        assert_eq!(mapped(&pages(cpu, space, 9)).len(), 9, "at most the requested number");
         let child = space.fork(cpu).unwrap();
         for page in [0, 2 * F + 1] {
             load(cpu, &child, AT + page * P).unwrap();
@@ -124,7 +124,7 @@ fn a_leaf_split_concurrently_is_read_again() {
         // SAFETY: inside a grace section.
         let Reached::Above { slot, .. } = (unsafe { descend(vm.machine(), space.root(), AT) })
         else {
-            panic!("there is a leaf")
+            panic!("a leaf")
         };
         let mut looks = 0;
         let entry = space.entry_by(cpu, &section, AT + 5 * P, |found| {

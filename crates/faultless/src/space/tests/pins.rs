@@ -112,7 +112,7 @@ fn a_refused_pin_leaves_no_page_pinned() {
         assert_eq!(refused(0, 3, true), Err(Errno::EFAULT), "read-only");
         assert_eq!(refused(0, 3, false), Ok(()));
         assert_eq!(refused(0, 4, false), Err(Errno::EFAULT), "no permission");
-        assert_eq!(refused(4, 1, false), Err(Errno::EFAULT), "nothing there");
+        assert_eq!(refused(4, 1, false), Err(Errno::EFAULT), "no page");
         for (addr, len) in [(USER_END - P, 2 * P), (u64::MAX, 2), (AT, u64::MAX), (USER_END, 1)] {
             let error = space.pin(cpu, addr, len, false).unwrap_err();
             assert_eq!((error.operation, error.errno), ("pin", Errno::EFAULT), "{addr:#x}");
@@ -150,7 +150,7 @@ fn a_hole_in_a_huge_range_is_no_memory_error() {
         }
         let refused = |pages| pin(cpu, space, 0, pages, true).map(drop);
         assert_eq!(refused(1000), Ok(()));
-        assert_eq!(refused(1024), Err(Errno::ENOMEM), "of one page as many pins as can be counted");
+        assert_eq!(refused(1024), Err(Errno::ENOMEM), "the limit of pins of one page");
         assert!(!space.page_at(cpu, AT).unwrap().pinned);
         Object::release(file, cpu);
     });
@@ -411,7 +411,7 @@ fn a_pin_without_memory_leaves_no_page_pinned() {
         assert_eq!(pin(cpu, space, 0, 300, true).map(drop), Err(Errno::ENOMEM));
         assert!(!space.page_at(cpu, AT).unwrap().pinned);
         let kept = pin(cpu, space, 0, 1, true).unwrap();
-        assert!(space.fork(cpu).is_err(), "no frame is left for the copy");
+        assert!(space.fork(cpu).is_err(), "no free frame for the copy");
         store(cpu, space, AT, 4).unwrap();
         assert_eq!(device_load(cpu, kept.frames()[0]), 4);
     });
@@ -452,7 +452,7 @@ fn pins_beside_forks_and_stores() {
                 assert_eq!(
                     load(&first, space, AT),
                     Ok(round),
-                    "the program left the device's page"
+                    "the program uses another page than the device"
                 );
                 store(&first, space, AT, round + 1).unwrap();
                 assert_eq!(device_load(&first, pins.frames()[0]), round + 1);
@@ -495,7 +495,7 @@ fn an_aborted_pin_leaks_no_store_to_the_other_space() {
             let (writer, other) = if same_space { (&space, &child) } else { (&child, &space) };
             let worst = move || {
                 store(&second, writer, AT, 2).unwrap();
-                assert_eq!(load(&second, other, AT), Ok(1), "look {nth}, same {same_space}");
+                assert_eq!(load(&second, other, AT), Ok(1), "check {nth}, same {same_space}");
             };
             let body = || drop(pin(&first, &space, 0, 1, false).unwrap());
             let ran = vm.machine().at_look(nth, worst, body);

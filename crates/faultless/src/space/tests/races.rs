@@ -37,7 +37,7 @@ pub(crate) fn finish(cpu0: Cpu<'_, TestMachine>, space: Space<TestMachine>) {
     audit(&cpu0, &[&space]).unwrap();
     space.exit(&cpu0);
     cpu0.drain();
-    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page is left");
+    assert_eq!(audit(&cpu0, &[]).unwrap().taken(), 1, "only the zero page remains");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_write_fault_overtaken_by_a_new_mapping_serves_the_new_one() {
     // The table used by the fault was unlinked in the meantime.
     assert_eq!(got, Ok(FaultKind::Anon));
     assert_eq!((vm.totals().get(Counter::SpfVmaReplaced), vm.totals().aborts()), (1, 0));
-    assert_eq!(load(&cpu0, &space, AT + PAGE_SIZE), Ok(0), "the old mapping is gone");
+    assert_eq!(load(&cpu0, &space, AT + PAGE_SIZE), Ok(0), "the old mapping was replaced");
     finish(cpu0, space);
 }
 
@@ -114,7 +114,7 @@ fn a_faster_cpu_causes_no_abort() {
     let counted = vm.totals().since(&before);
     assert_eq!(counted.get(Counter::TrylockFailed), 1);
     assert_eq!((counted.aborts(), counted.get(Counter::Spf)), (0, 2));
-    assert_eq!(load(&cpu0, &space, AT), Ok(7), "what the faster CPU wrote is there");
+    assert_eq!(load(&cpu0, &space, AT), Ok(7), "the store of the faster CPU is visible");
     finish(cpu0, space);
 }
 

@@ -282,7 +282,7 @@ fn object_calls_on_any_pages_change_no_other_pages() {
                         let now = read_object(&cpu, &object, page).unwrap_or(0);
                         let may_be_gone = *discards && (start..end).contains(&page);
                         let fits = now == page + 1 || may_be_gone && now == 0;
-                        assert!(fits, "{name} of {start:#x}..{end:#x}: page {page} has {now}");
+                        assert!(fits, "{name} of {start:#x}..{end:#x}: page {page} contains {now}");
                     }
                 }
             }

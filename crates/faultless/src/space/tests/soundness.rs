@@ -34,7 +34,7 @@ type TestCpu<'v> = Cpu<'v, TestMachine>;
 /// Returns the panic message of `misuse`.
 fn says<R>(what: &str, misuse: impl FnOnce() -> R) -> String {
     let Err(said) = catch_unwind(AssertUnwindSafe(misuse)) else {
-        panic!("{what}: went through");
+        panic!("{what}: no panic");
     };
     match said.downcast::<String>() {
         Ok(said) => *said,
@@ -217,10 +217,10 @@ fn a_cpu_runs_one_space() {
         space.activate(&cpus[0]);
         assert!(says("runs twice", || space.activate(&cpus[0])).contains("but runs"));
         assert!(says("runs both", || other.activate(&cpus[0])).contains("but runs"));
-        assert!(says("leaves another", || leave(&other, 0)).contains("does not run"));
-        assert!(says("leaves elsewhere", || leave(&space, 1)).contains("does not run"));
+        assert!(says("deactivates another space", || leave(&other, 0)).contains("does not run"));
+        assert!(says("deactivates on another CPU", || leave(&space, 1)).contains("does not run"));
         leave(&space, 0);
-        assert!(says("leaves twice", || leave(&space, 0)).contains("does not run"));
+        assert!(says("deactivates twice", || leave(&space, 0)).contains("does not run"));
         other.activate(&cpus[0]);
         leave(&other, 0);
         other.exit(&cpus[0]);
@@ -241,7 +241,7 @@ fn a_moved_vm_keeps_its_identity() {
         says("fault", || space.fault_remote(&cpu(&mine, 0), AT, Access::Read))
             .contains("another Vm")
     );
-    assert!(space.fault_remote(&cpu(&other, 0), AT, Access::Read).is_err(), "nothing is mapped");
+    assert!(space.fault_remote(&cpu(&other, 0), AT, Access::Read).is_err(), "no mapping");
     space.exit(&cpu(&other, 0));
     assert_clean(&other);
 }
@@ -259,7 +259,7 @@ fn nested_listings_keep_their_vmas_or_panic() {
                 return false;
             }
             nested(cpus, space, depth + 1);
-            assert_eq!(area.range.start, AT, "a VMA that is told of is gone");
+            assert_eq!(area.range.start, AT, "a visited VMA was freed");
             false
         });
     }
@@ -328,7 +328,7 @@ fn lookups_do_not_enter_the_kernel_half() {
             .collect();
         assert!(
             indices.iter().all(|at| *at >= USER_ROOT_ENTRIES),
-            "what the test stored is what a walk would meet"
+            "a walk would find the stored entries"
         );
         space.exit(&cpu);
     }

@@ -37,7 +37,7 @@ fn is_idle(cpu: &TestCpu<'_>, name: &str) {
     assert!(cpu.thread().is_none(), "{name}: a thread");
     assert!(!cpu.vm().is_held(), "{name}: pages are held");
     if cfg!(debug_assertions) {
-        assert_eq!(std::format!("{:?}", cpu.local().order()), "{}", "{name}: what the CPU holds");
+        assert_eq!(std::format!("{:?}", cpu.local().order()), "{}", "{name}: the CPU holds a lock");
     }
 }
 
@@ -243,7 +243,7 @@ fn a_panicking_swap_store_does_not_end_eviction() {
             }
             stores();
         }
-        assert_eq!(disk.writes.load(Ordering::Relaxed), 0, "the store has panicked");
+        assert_eq!(disk.writes.load(Ordering::Relaxed), 0, "the store panicked");
         (0..100).for_each(|page| assert_eq!(load(&cpu, &space, AT + page * P), Ok(500 + page)));
         finish_swapped(&cpu, space);
     }
@@ -256,7 +256,7 @@ fn finish_swapped(cpu: &TestCpu<'_>, space: TestSpace) {
     cpu.reclaim(u64::MAX);
     cpu.drain();
     let census = audit_with(cpu, &[], &[]).unwrap();
-    assert_eq!((census.anon, census.shared), (0, 0), "pages stay");
+    assert_eq!((census.anon, census.shared), (0, 0), "pages remain");
 }
 
 /// A page whose eviction write panicked stays dirty, and open files receive the error.

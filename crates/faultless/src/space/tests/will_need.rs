@@ -33,7 +33,7 @@ fn willneed_reads_swapped_pages() {
         for page in 2..39 {
             assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page));
         }
-        assert_eq!(reads(), [], "they were read again");
+        assert_eq!(reads(), [], "pages were read again");
         assert_eq!(space.swapped_pages(cpu), 3);
         // Pages elsewhere in the area are read separately.
         let mut at: Vec<_> = (0..48).collect();
@@ -42,6 +42,6 @@ fn willneed_reads_swapped_pages() {
         space.madvise(cpu, AT, 48 * P, Advice::WillNeed).unwrap();
         reads();
         (0..48).for_each(|page| assert_eq!(load(cpu, space, AT + page * P), Ok(5 + page)));
-        assert_eq!(reads(), [], "others were read");
+        assert_eq!(reads(), [], "other pages were read");
     });
 }

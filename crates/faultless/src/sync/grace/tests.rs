@@ -59,7 +59,7 @@ fn a_steady_epoch_identifies_live_objects() {
     retire(&grace, &writer, 1);
     let section = grace.enter(&reader);
     assert_eq!(grace.steady_epoch(&section), Some(found));
-    assert_eq!(free_all(&grace, &writer), [], "given out under a section that may use it");
+    assert_eq!(free_all(&grace, &writer), [], "freed during a section that may use the object");
     // The epoch has advanced in the meantime: objects found earlier are no longer valid.
     assert_eq!(grace.steady_epoch(&section), None);
     drop(section);
@@ -119,7 +119,7 @@ fn objects_retired_by_one_cpu_are_collected_by_another() {
     grace.synchronize(&there, &Spin);
     retire(&grace, &here, 3);
     let first = grace.collect_from(&there, CpuId(0)).next().unwrap();
-    assert_eq!(grace.pending(&here), 3, "what was not taken stays due");
+    assert_eq!(grace.pending(&here), 3, "objects that were not taken remain pending");
     assert_eq!(free([first].into_iter()).len(), 1);
     assert_eq!(free(grace.collect_from(&there, CpuId(0))).len(), 2);
     assert_eq!(free_all(&grace, &here), [3]);
@@ -209,7 +209,7 @@ fn a_section_never_sees_a_freed_object() {
     let mut nodes: Vec<*mut Node> = spare.into_iter().map(AtomicPtr::into_inner).collect();
     nodes.extend(grace.drain().map(mark_freed));
     nodes.push(shared.into_inner());
-    assert_eq!(nodes.len(), WRITERS * 64 + 1, "each node is somewhere, once");
+    assert_eq!(nodes.len(), WRITERS * 64 + 1, "each node exists exactly once");
     for node in nodes {
         // SAFETY: the threads are gone, and each node is in the list once.
         drop(unsafe { Box::from_raw(node) });
@@ -235,10 +235,10 @@ fn due_objects_are_given_out_before_the_epoch_advances() {
     let now = epoch();
     retire(&grace, &other, 3);
     assert_eq!(free(grace.collect(&other)), [2]);
-    assert_eq!(epoch(), now, "something was due");
+    assert_eq!(epoch(), now, "an object was ready");
     assert_eq!(free_all(&grace, &other), [3]);
-    assert_ne!(epoch(), now, "nothing was");
+    assert_ne!(epoch(), now, "no object was ready");
     let now = epoch();
     assert_eq!(free(grace.collect(&other)), []);
-    assert_eq!(epoch(), now, "nothing is pending");
+    assert_eq!(epoch(), now, "no object is pending");
 }

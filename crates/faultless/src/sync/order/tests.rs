@@ -27,7 +27,7 @@ struct Here(Local);
 
 impl Wait for Here {
     fn wait(&self, _: u32) {
-        unreachable!("nobody else is there");
+        unreachable!("no other CPU exists");
     }
 
     fn order(&self) -> Option<&Record> {
@@ -43,7 +43,7 @@ fn here() -> Here {
 /// Returns the panic message when `body` violates the order. Checks also that the CPU holds no lock
 /// afterwards.
 fn told(here: &Here, body: impl FnOnce()) -> String {
-    let told = catch_unwind(AssertUnwindSafe(body)).expect_err("the order was kept");
+    let told = catch_unwind(AssertUnwindSafe(body)).expect_err("no violation");
     assert_eq!(here.0.order().names().next(), None, "still held");
     here.0.order().broken.set(false);
     *told.downcast::<String>().unwrap()
@@ -236,11 +236,7 @@ fn a_store_is_called_with_only_the_turn_held() {
         }));
         record.broken.set(false);
         assert_eq!(record.names().next(), None, "still held");
-        says(
-            told.expect_err("the order was kept").downcast_ref::<String>().unwrap(),
-            waited,
-            claim,
-        );
+        says(told.expect_err("no violation").downcast_ref::<String>().unwrap(), waited, claim);
     };
     let all = 0..u64::MAX;
     refused(&|| assert!(file.write_back(&cpu, all.clone(), |_| {}).is_ok()), turn);
@@ -276,7 +272,7 @@ fn waiting_for_walks_inside_a_walk_panics() {
     drop(dropped);
     let refused = |what: &mut dyn FnMut()| {
         let walk = cpu.walk();
-        let told = catch_unwind(AssertUnwindSafe(what)).expect_err("the order was kept");
+        let told = catch_unwind(AssertUnwindSafe(what)).expect_err("no violation");
         cpu.local().order().broken.set(false);
         drop(walk);
         assert_eq!(cpu.local().order().names().next(), None, "still held");

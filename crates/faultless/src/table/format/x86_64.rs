@@ -608,7 +608,10 @@ mod tests {
             assert!(ahead.is_wasted() && !ahead.was_used(), "{ahead:?}");
             assert!(ahead.used().was_used() && !ahead.used().is_wasted(), "{ahead:?}");
         }
-        assert!(!zeros.unused().was_used() && !zeros.unused().is_wasted(), "it cost no frame");
+        assert!(
+            !zeros.unused().was_used() && !zeros.unused().is_wasted(),
+            "the zero page costs no frame"
+        );
         for none in [Entry::NONE, Entry::BUSY] {
             assert!(!none.was_used() && !none.is_wasted());
         }

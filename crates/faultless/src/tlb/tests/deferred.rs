@@ -68,7 +68,11 @@ fn a_limited_part_of_memory_waits_for_a_flush() {
             }
         });
         assert_eq!(settled(&vm), 128 / most - 1);
-        assert_eq!(vm.totals().get(Counter::TlbShootdownSent), settled(&vm), "one for each");
+        assert_eq!(
+            vm.totals().get(Counter::TlbShootdownSent),
+            settled(&vm),
+            "one shootdown for each flush"
+        );
         check(&cpu, &[&space], &[], 0);
         space.exit(&cpu);
     }
@@ -298,8 +302,8 @@ fn a_background_cpu_flushes_on_request() {
     let space = read_only_pages(&cpu0, 16);
     space.activate(&other);
     assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
-    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
-    assert_eq!(other.reclaim_ahead(), 0, "memory is plenty");
+    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "the move requests a flush");
+    assert_eq!(other.reclaim_ahead(), 0, "memory is plentiful");
     assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
     // SAFETY: the CPU uses no translations.
     unsafe { space.deactivate(&other) };
@@ -318,7 +322,7 @@ fn a_cpu_reading_from_a_store_flushes_on_request() {
     assert_eq!(moved(&cpu0, &space, (0, 8), 1), [Ok(1); 8]);
     file.read_ahead(&other, 0..1).unwrap();
     assert_eq!(vm.totals().get(Counter::DeferredOwn), 0);
-    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "it asks to flush");
+    assert_eq!(moved(&cpu0, &space, (8, 8), 1), [Ok(1); 8], "the move requests a flush");
     file.read_ahead(&other, 40..41).unwrap();
     assert_eq!(vm.totals().get(Counter::DeferredOwn), 1);
     // SAFETY: the CPU uses no translations.

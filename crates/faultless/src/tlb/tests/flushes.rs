@@ -87,7 +87,7 @@ fn entries_hidden_from_the_mmu_are_not_flushed() {
         // Hidden pages go, copied, moved or not, without another flush.
         let mut child = None;
         let fork = dropped(cpu, || child = Some(space.fork(cpu).unwrap()));
-        assert_eq!(fork.len(), 1, "of the page that the table maps besides: {fork:?}");
+        assert_eq!(fork.len(), 1, "one flush of the other page in the table: {fork:?}");
         child.unwrap().exit(cpu);
         let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
         let there = AT + 32 * P;
@@ -141,12 +141,12 @@ fn added_rights_are_not_flushed() {
         store(cpu, space, AT, 1).unwrap();
         store(cpu, space, AT + P, 1).unwrap();
         let protect = |prot| dropped(cpu, || space.mprotect(cpu, AT, 2 * P, prot).unwrap());
-        assert_eq!(protect(Prot::READ), pages(0, 2), "stores are taken away");
+        assert_eq!(protect(Prot::READ), pages(0, 2), "the pages lose write permission");
         assert_eq!(protect(RW), []);
         assert_eq!(protect(RW | Prot::EXEC), []);
         assert!(space.entry_at(cpu, AT).is_executable());
-        assert_eq!(protect(RW), pages(0, 2), "fetches are taken away");
-        assert_eq!(protect(Prot::READ), [], "no store has come since");
+        assert_eq!(protect(RW), pages(0, 2), "the pages lose execute permission");
+        assert_eq!(protect(Prot::READ), [], "no store since the last flush");
         assert_eq!(protect(Prot::READ | Prot::EXEC), []);
         assert_eq!(protect(Prot::empty()), pages(0, 2));
         assert_eq!(protect(RW | Prot::EXEC), []);
@@ -162,8 +162,8 @@ fn a_fork_drops_only_writable_translations_of_its_cpu() {
         }
         let fork = || dropped(cpu, || space.fork(cpu).unwrap().exit(cpu));
         let from_the_one_besides = Invalidate::Range(VirtRange::new(1 << 30, AT + 6 * P));
-        assert_eq!(fork(), [from_the_one_besides], "in one go");
-        assert_eq!(fork(), [], "nothing has allowed stores since");
+        assert_eq!(fork(), [from_the_one_besides], "in one range");
+        assert_eq!(fork(), [], "no entry allowed stores since");
         store(cpu, space, AT + 5 * P, 1).unwrap();
         assert_eq!(fork(), pages(5, 1));
     });
@@ -185,7 +185,7 @@ fn flushes_of_tables(tables: u64, touched: u64) -> [Vec<Invalidate>; 2] {
                 store(cpu, space, at + page * P, page).unwrap();
             }
             flushes = dropped(cpu, || call(cpu, space, at, len));
-            assert_eq!(space.resident_pages(cpu), 1, "that of the table besides");
+            assert_eq!(space.resident_pages(cpu), 1, "the other page in the table");
         });
         flushes
     })

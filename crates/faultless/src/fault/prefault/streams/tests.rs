@@ -47,7 +47,7 @@ impl Program {
         self.faults += 1;
         let miss = self.miss(page);
         let seen = |page| {
-            assert!(miss.reach.contains(&page), "looked at {page:#x}, out of reach");
+            assert!(miss.reach.contains(&page), "checked {page:#x}, out of reach");
             self.pages.get(&page).copied().unwrap_or(Seen::Empty)
         };
         let window = self.streams.predict(&miss, self.order, &self.defaults, seen);
@@ -63,7 +63,7 @@ impl Program {
         if let Some(check) = self.streams.to_check() {
             let (_, pages) = Streams::extent(&check.record);
             let tables = pages.start / TABLE..=(pages.end - 1) / TABLE;
-            assert_eq!(tables.start(), tables.end(), "an check in two tables");
+            assert_eq!(tables.start(), tables.end(), "a check in two tables");
             let seen = |page| {
                 assert!(pages.contains(&page));
                 self.pages.get(&page).copied().unwrap_or(Seen::Empty)
@@ -413,7 +413,7 @@ fn previously_used_pages_are_mapped_again() {
     assert_eq!(predict(64 + 21, 3), [20, 21, 22, 23]);
     assert_eq!(predict(64 + 21, 0), [21]);
     assert_eq!(predict(64 + 8, 5), [8], "not used before");
-    assert_eq!(predict(64 + 33, 5), [32, 33], "used the last time only");
+    assert_eq!(predict(64 + 33, 5), [32, 33], "used only the last time");
 }
 
 #[test]
