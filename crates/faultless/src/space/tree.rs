@@ -441,7 +441,7 @@ pub struct Edit<'e, T> {
 }
 
 /// The lock that keeps other writers away.
-#[expect(dead_code, reason = "held until it is dropped")]
+#[expect(dead_code, reason = "held until the drop")]
 enum Held<'e> {
     Tree(SpinGuard<'e, Writer, TreeWriter>),
     Shard(SpinGuard<'e, Writer, ShardWriter>),

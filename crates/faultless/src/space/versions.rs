@@ -360,7 +360,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         if state == State::WriteLocked {
             let changing = self.changing.get_or_insert_default();
             let free = changing.iter_mut().find(|change| change.is_none());
-            debug_assert!(free.is_some(), "more is under change than a writer can have");
+            debug_assert!(free.is_some(), "more changes than the limit of a writer");
             if let Some(free) = free {
                 *free = Some(vma);
             }

@@ -67,7 +67,7 @@ impl Refused {
         match self {
             Self::With(errno) => errno,
             Self::Busy(_) | Self::Crowded => {
-                debug_assert!(false, "an owner waits for nobody");
+                debug_assert!(false, "an owner does not wait");
                 Errno::ENOMEM
             }
         }

@@ -165,7 +165,7 @@ impl Owner {
 
 /// The guard of a held structure; the drop releases it.
 #[derive(Debug)]
-#[must_use = "it is held until this is dropped"]
+#[must_use = "the drop releases the structure"]
 pub struct Holding<'a> {
     owner: &'a Owner,
     held: u32,

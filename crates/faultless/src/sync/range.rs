@@ -426,7 +426,7 @@ impl Default for RangeLock {
 }
 
 /// A held claim. Dropping it lets the later ones in; it cannot leave the CPU that took it.
-#[must_use = "the ranges are free again when the guard is dropped"]
+#[must_use = "the drop of the guard releases the ranges"]
 pub struct RangeGuard<'a> {
     lock: &'a RangeLock,
     slots: &'a ClaimSlots,

@@ -27,7 +27,7 @@ fn exhaust_crowded(name: &str, setup: Setup<'_>, call: Call<'_>, left: Left) {
             }
             setup(cpu, world);
         };
-        let name = format!("{name}, {crowd} others");
+        let name = format!("{name}, {crowd} other VMAs");
         exhaust(&Case { name: &name, setup: &setup, call, left, checks: LATE, may_fail: true });
     }
 }
@@ -145,7 +145,7 @@ fn pin_leaves_no_page_pinned() {
         drop(world.spaces[0].pin(cpu, AT + 4 * P, P, false)?);
         Ok(())
     };
-    exhaust_call("a pin of what is shared", &forked, &call, Left::Pages);
+    exhaust_call("a pin of shared pages", &forked, &call, Left::Pages);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn fork_of_pinned_pages() {
         world.spaces.push(child);
         Ok(())
     };
-    exhaust_call("fork of what is pinned", &eight, &call, Left::ReadOnly);
+    exhaust_call("fork of pinned pages", &eight, &call, Left::ReadOnly);
 }
 
 /// As on Linux, the call succeeds and what could not be populated is left for faults.
@@ -244,12 +244,12 @@ fn mremap_with_a_move() {
         ("moves within its own VMA", (0, 2), (4, 2), to),
         ("moves to its neighbour", (0, 2), (2, 2), to),
         ("moves down within its own VMA", (6, 2), (2, 2), to),
-        ("moves over others", (1, 4), (13, 4), to),
-        ("moves over the end of others", (1, 4), (20, 4), to),
+        ("moves over other mappings", (1, 4), (13, 4), to),
+        ("moves over the end of other mappings", (1, 4), (20, 4), to),
         ("moves far", (1, 4), (5000, 4), to),
         ("copies all", (0, 8), (30, 8), keep),
         ("copies a middle", (1, 4), (30, 4), keep),
-        ("copies over others", (1, 4), (13, 4), keep),
+        ("copies over other mappings", (1, 4), (13, 4), keep),
         ("copies within its own VMA", (0, 2), (4, 2), keep),
         ("moves an object's", (10, 4), (30, 4), to),
         ("moves a middle of an object's", (11, 2), (30, 2), to),

@@ -141,7 +141,7 @@ impl Sight {
         for (space, old) in self.spaces.iter_mut().zip(&before.spaces) {
             let (now, then) = (space.pages.len() as u64, old.pages.len() as u64);
             space.pages.retain(|addr, _| old.pages.contains_key(addr));
-            assert_eq!(space.pages.len() as u64, then, "pages are gone");
+            assert_eq!(space.pages.len() as u64, then, "pages are missing");
             assert!(space.resident <= old.resident + (now - then));
             space.resident = old.resident;
         }

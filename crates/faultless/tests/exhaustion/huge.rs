@@ -34,7 +34,7 @@ impl BackingStore for Numbers {
     }
 
     fn write(&self, _: &WriteRun<'_>) -> Result<(), StoreError> {
-        panic!("nothing was stored");
+        panic!("no store happened");
     }
 
     fn set_len(&self, _: u64) -> Result<(), Errno> {

@@ -44,7 +44,7 @@ pub(crate) fn with<R>(plan: Plan, body: impl FnOnce() -> R) -> (R, u64) {
     let result = body();
     drop(disarm);
     let refused = REFUSED.get();
-    assert!(refused < PATIENCE, "the heap is asked again and again");
+    assert!(refused < PATIENCE, "the operation retries failed allocations without end");
     (result, refused)
 }
 

@@ -169,7 +169,7 @@ fn overwrites_by_the_kernel() {
         file(cpu, world);
         overwrite(cpu, world).unwrap();
     };
-    infallible("overwrite_page of one that is there", &both, &|cpu, world| {
+    infallible("overwrite_page of a resident page", &both, &|cpu, world| {
         overwrite(cpu, world).unwrap();
     });
 }
@@ -293,8 +293,8 @@ fn evictions_of_pages_with_many_mappings() {
         all += left;
         none += 1 - left;
     }
-    assert!(all > 0, "no page leaves where its mappings are not remembered");
-    assert!(none > 0, "nothing else was asked for");
+    assert!(all > 0, "no step evicted the page");
+    assert!(none > 0, "no step kept the page");
 }
 
 /// A fault that must read its page finds the heap exhausted, without the lock and with the lock.

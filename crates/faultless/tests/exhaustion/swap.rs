@@ -116,7 +116,7 @@ fn evictions_to_the_swap_area() {
             assert_eq!(cpu.swap_usage().1, 0);
             audit(&cpu, &[]).unwrap_or_else(|error| panic!("{error}"));
             if refused == 0 {
-                assert!(step > 2, "nothing was asked for");
+                assert!(step > 2, "no allocation failed");
                 break;
             }
         }

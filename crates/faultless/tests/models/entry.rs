@@ -103,7 +103,7 @@ fn a_permission_against_its_removal() {
         protocol::wait_and_replace(&page.entry, &Fair, Entry::read_only);
         fault.join().unwrap();
         assert!(!now(&page).is_locked());
-        assert!(!now(&page).is_writable(), "a permission came back");
+        assert!(!now(&page).is_writable(), "a removed permission was restored");
         assert_eq!(now(&page).frame(), FrameNumber(3));
     });
 }
@@ -163,7 +163,7 @@ fn a_mark_against_a_pinned_entry() {
         protocol::wait_and_replace(&page.entry, &Fair, Entry::read_only);
         fault.join().unwrap();
         let stored = hardware.join().unwrap();
-        assert_eq!(now(&page).is_dirty(), stored, "a store is forgotten");
+        assert_eq!(now(&page).is_dirty(), stored, "a store is lost");
         assert!(!now(&page).is_writable() && !now(&page).is_locked());
     });
 }
@@ -199,7 +199,7 @@ fn runs_against_unmap<const RUNS: u32>(bound: Option<usize>) {
         let made: usize = others.into_iter().map(|other| other.join().unwrap()).sum();
         let left = slots.each_ref().map(|slot| Entry(slot.load(Ordering::Acquire)));
         let held = found.iter().chain(&left).any(|entry| entry.is_locked());
-        assert!(!held, "an entry that is held was changed or left");
+        assert!(!held, "a held entry was changed or not released");
         let present = found.iter().chain(&left).filter(|entry| entry.is_present()).count();
         assert_eq!(made, present, "a frame is lost");
     });
@@ -269,15 +269,15 @@ caught! {
     the_writer_waits_for_a_held_entry:
         without ReplaceWaits, faults_against_one_unmap::<1>(None), says "behind the writer's back";
     the_writer_needs_its_fence_for_permissions:
-        without WriterFence, a_permission_against_its_removal(), says "a permission came back";
+        without WriterFence, a_permission_against_its_removal(), says "a removed permission was restored";
     the_fault_needs_its_barrier_for_permissions:
-        without FaultFence, a_permission_against_its_removal(), says "a permission came back";
+        without FaultFence, a_permission_against_its_removal(), says "a removed permission was restored";
     the_writer_needs_its_fence_for_fields:
         without WriterFence, an_entry_against_a_finishing_writer(), says "the old field is installed";
     the_second_read_protects_fields:
         without SecondLook, an_entry_against_a_finishing_writer(), says "the old field is installed";
     a_pinned_entry_keeps_gained_bits:
-        without KeepGained, a_mark_against_a_pinned_entry(), says "a store is forgotten";
+        without KeepGained, a_mark_against_a_pinned_entry(), says "a store is lost";
     the_writer_waits_for_every_entry_of_a_run:
-        without ReplaceWaits, runs_against_unmap::<1>(None), says "an entry that is held was changed";
+        without ReplaceWaits, runs_against_unmap::<1>(None), says "a held entry was changed";
 }

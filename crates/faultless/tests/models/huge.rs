@@ -102,8 +102,8 @@ fn two(bound: usize, before: Act, left: Act, right: Act, after: Act) {
         other.join().unwrap();
         after(&side);
         here.drain();
-        audit_with(&here, &[&spaces[0], &spaces[1]], &[&file]).expect("the books are right");
-        for space in Arc::into_inner(spaces).expect("nobody else has them") {
+        audit_with(&here, &[&spaces[0], &spaces[1]], &[&file]).expect("a clean audit");
+        for space in Arc::into_inner(spaces).expect("the last reference to the spaces") {
             space.exit(&here);
         }
         Object::release(file, &here);
@@ -171,7 +171,7 @@ fn a_first_fetch_against_a_hole() {
         |side| side.fetch(0),
         |side| {
             for space in 0..2 {
-                assert_eq!(side.load(space, 1), 0, "a page that has left is mapped");
+                assert_eq!(side.load(space, 1), 0, "an evicted page is mapped");
             }
         },
     );
@@ -184,5 +184,5 @@ fn no_leaf_maps_a_removed_page() {
 
 caught! {
     mapping_a_folio_validates_all_pages:
-        without LeafLooksAgain, a_first_fetch_against_a_hole(), says "a page that has left";
+        without LeafLooksAgain, a_first_fetch_against_a_hole(), says "an evicted page";
 }

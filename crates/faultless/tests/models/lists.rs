@@ -34,7 +34,7 @@ unsafe impl Machine for Memory {
     }
 
     fn frame_bytes(&self, _: FrameNumber) -> *mut u8 {
-        unreachable!("nobody looks into frames")
+        unreachable!("no access to the content of frames")
     }
 
     fn invalidate(&self, _: CpuId, _: SpaceId, _: Invalidate) {}
@@ -67,7 +67,7 @@ impl Memory {
 
     /// At the end, when all CPUs have drained their lists: all frames are free.
     fn whole(&self) {
-        let census = self.frames.checked_census(&Fair).expect("the books are right");
+        let census = self.frames.checked_census(&Fair).expect("a clean audit");
         assert_eq!(census.free + census.zeroed, self.frames.total(), "a frame is lost");
         assert_eq!(self.frames.free_count(), self.frames.total(), "a frame is lost");
     }
@@ -136,7 +136,8 @@ fn a_block_against_single_frames() {
         };
         let here = local(0);
         for _ in 0..2 {
-            let frame = memory.frames.alloc(&here, &Fair).expect("two are left whatever happens");
+            let frame =
+                memory.frames.alloc(&here, &Fair).expect("two frames remain in every schedule");
             memory.use_it(&frame);
             memory.frames.free(&here, frame, &Fair);
         }
@@ -169,9 +170,9 @@ fn zeroing_against_taking() {
         let here = local(0);
         let taken = |supply| assert!(matches!(supply, Supply::Pool | Supply::Miss | Supply::Now));
         let zeroed = memory.frames.alloc_zeroed(&here, &*memory, &Fair, taken);
-        let zeroed = Frame::<Clean>::from(zeroed.expect("one is left"));
+        let zeroed = Frame::<Clean>::from(zeroed.expect("one frame remains"));
         memory.use_it(&zeroed);
-        let frame = memory.frames.alloc(&here, &Fair).expect("another is left");
+        let frame = memory.frames.alloc(&here, &Fair).expect("a second frame remains");
         memory.use_it(&frame);
         memory.frames.free(&here, frame, &Fair);
         memory.frames.free(&here, zeroed, &Fair);

@@ -129,7 +129,7 @@ fn a_reference_against_reuse() {
         |cpu, object| {
             let look = |bytes| {
                 if let Some(bytes) = bytes {
-                    assert_eq!(word(bytes).load(Ordering::Relaxed), 1, "somebody else's page");
+                    assert_eq!(word(bytes).load(Ordering::Relaxed), 1, "a page of another owner");
                 }
             };
             object.read_page(cpu, 0, look).unwrap();
@@ -175,8 +175,8 @@ fn a_first_touch_against_revocation(kind: MapFlags, access: Access, locking: Loc
         other.join().unwrap();
         assert!(space.page_at(&here, page(AT + 1)).is_none(), "a page beyond the end is mapped");
         here.drain();
-        audit_with(&here, &[&*space], &[&object]).expect("the books are right");
-        Arc::into_inner(space).expect("nobody else runs it").exit(&here);
+        audit_with(&here, &[&*space], &[&object]).expect("a clean audit");
+        Arc::into_inner(space).expect("the last reference to the space").exit(&here);
         Object::release(object, &here);
         here.drain();
         let census = vm.census(&here).unwrap();
@@ -232,7 +232,7 @@ caught! {
     a_truncation_waits_for_an_added_page:
         without ReplaceWaits, a_page_against_truncation(), says "a frame is lost";
     finding_a_page_reads_its_entry_again:
-        without ReferLooksAgain, a_reference_against_reuse(), says "somebody else's page";
+        without ReferLooksAgain, a_reference_against_reuse(), says "a page of another owner";
     the_next_life_begins_with_a_release:
         without FreshCountReleases, a_reference_against_reuse(), says "Causality violation";
 }

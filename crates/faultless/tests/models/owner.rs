@@ -60,7 +60,7 @@ fn an_edit_against_a_joining_cpu() {
             thread::spawn(move || u32::from(shared.edits(0)) + u32::from(shared.edits(0)))
         };
         let seen = shared.reads(1);
-        assert_eq!(editor.join().unwrap(), seen, "all edits in place came before");
+        assert_eq!(editor.join().unwrap(), seen, "all in-place edits came before");
         assert!(!shared.edits(0) && !shared.edits(1));
     });
 }

@@ -171,7 +171,7 @@ fn a_store_against_protection() {
             stage.space.mprotect(stage.cpu, page(16), page(2), Prot::READ).unwrap();
             running(stage, || {
                 let before = stage.load(16);
-                assert_eq!(stage.load(16), before, "a store to memory that is read-only");
+                assert_eq!(stage.load(16), before, "a store to read-only memory");
             });
             stage.word.store(1, Ordering::Release);
         },
@@ -180,7 +180,7 @@ fn a_store_against_protection() {
                 for value in 2..4 {
                     let refused = stage.word.load(Ordering::Acquire) == 1;
                     let done = stage.store(16, value).is_ok();
-                    assert!(!(refused && done), "a store to memory that is read-only");
+                    assert!(!(refused && done), "a store to read-only memory");
                 }
             });
         },
@@ -284,7 +284,7 @@ caught! {
     the_first_store_is_flushed:
         without ZeroPageFlush, zeros_against_a_store(), says "a lost write";
     protected_memory_is_flushed:
-        without ProtectFlush, a_store_against_protection(), says "a store to memory";
+        without ProtectFlush, a_store_against_protection(), says "a store to read-only memory";
     memory_protected_by_a_fork_is_flushed:
         without ForkFlush, a_store_against_fork(), says "reached the child";
 }

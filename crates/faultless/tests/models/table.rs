@@ -169,14 +169,14 @@ fn an_entry_against_reuse() {
         for _ in 0..3 {
             for _ in grace.collect(&here) {
                 let before = table.entry.swap(7, Ordering::AcqRel);
-                assert_eq!(before, 0, "a walk is still there");
+                assert_eq!(before, 0, "a walk is still active");
                 let after = table.entry.load(Ordering::Acquire);
                 assert_eq!(after, 7, "a walk wrote into a page");
             }
         }
         fault.join().unwrap();
         let last = table.entry.load(Ordering::Acquire);
-        assert!(last == 0 || last == 7, "a walk is still there: {last:#x}");
+        assert!(last == 0 || last == 7, "a walk is still active: {last:#x}");
     });
 }
 
@@ -195,9 +195,9 @@ caught! {
     a_table_is_freed_after_a_grace_period:
         without TableGrace, a_walk_against_reuse(), says "Causality violation";
     the_second_epoch_keeps_a_walk:
-        without SecondEpoch, an_entry_against_reuse(), says "a walk is still there";
+        without SecondEpoch, an_entry_against_reuse(), says "a walk is still active";
     the_marks_keep_a_walk:
-        without LookAtMarks, an_entry_against_reuse(), says "a walk is still there";
+        without LookAtMarks, an_entry_against_reuse(), says "a walk is still active";
     the_mark_of_a_section_keeps_a_walk:
-        without SectionMark, an_entry_against_reuse(), says "a walk is still there";
+        without SectionMark, an_entry_against_reuse(), says "a walk is still active";
 }

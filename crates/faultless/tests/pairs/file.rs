@@ -166,7 +166,7 @@ impl Op {
     pub fn make_file<H: Hand>(self, hand: &H, besides: &Besides<H::Child>) -> Shared<Object> {
         let below = if self == Self::Text { -LEAF.at } else { 0 };
         let words = besides.words.get_or_init(|| Words::new(below));
-        let file = Object::of_store(hand.cpu(), words.clone(), 1).expect("memory for it");
+        let file = Object::of_store(hand.cpu(), words.clone(), 1).expect("memory for the file");
         // Some pages are read together with their neighbours.
         let read: &[u64] = match self {
             Self::File => &[0, 5],
@@ -225,7 +225,7 @@ impl Op {
                     whole
                 };
                 let stored = file.overwrite_page(cpu, besides.index(at), write);
-                stored.map(|stored| assert_eq!(stored, whole, "{self:?} gave up"))
+                stored.map(|stored| assert_eq!(stored, whole, "{self:?} stored part of the page"))
             }
             Self::Extend(pages) => file.set_len(cpu, besides.index(pages) * PAGE_SIZE),
             _ => unreachable!("{self:?} is not about a file"),

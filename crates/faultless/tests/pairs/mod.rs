@@ -249,7 +249,8 @@ impl Case {
         let placed = Placed::of(hand, &elsewhere);
         let placed = if self.pages { placed } else { placed.without_pages() };
         let stored = object.as_ref().zip(words).map(|(file, words)| {
-            file::write_back(hand.cpu(), hand.space(), file, 0..u64::MAX).expect("it is written");
+            file::write_back(hand.cpu(), hand.space(), file, 0..u64::MAX)
+                .expect("a successful write-back");
             // No order loses stored bytes, so this check needs no comparison.
             let stored = words.get();
             let there = ObjectSeen::of(file, hand.cpu());
@@ -285,7 +286,7 @@ impl Case {
         let (space, cpu, arena) = (hand.space(), hand.cpu(), hand.arena());
         hand.poll();
         for range in elsewhere.iter().map(|span| arena.range(*span)).chain(arena.parts()) {
-            space.munmap(cpu, range.start, range.len()).expect("all there is can be unmapped");
+            space.munmap(cpu, range.start, range.len()).expect("all mappings can be unmapped");
         }
         if arena.has_heap() {
             space.brk(cpu, space.heap_range().start);
@@ -319,7 +320,7 @@ impl Case {
         let mut returned = [0, 1].map(|side| vec![Ret::Done; self.sides[side].len()]);
         let mut steps = [0, 1].map(|side| self.steps(side).into_iter());
         for &side in order {
-            let (number, step, tells) = steps[side].next().expect("an order has all steps");
+            let (number, step, tells) = steps[side].next().expect("a step of the order");
             let so_far = &mut returned[side][number];
             if !matches!(so_far, Ret::Refused(_)) {
                 let ret = step.apply(hand, &besides, &besides.new[side]);
@@ -394,7 +395,7 @@ impl Case {
         if self.elsewhere(found).is_some_and(|case| any(&case) || case.finer().any(|it| any(&it))) {
             return Ok(());
         }
-        let mut text = format!("no order of the operations gives this:\n{self}");
+        let mut text = format!("no order of the operations has this outcome:\n{self}");
         text += &format!("  two CPUs:\n{found}");
         for (order, outcome) in orders {
             text += &format!("  in the order {order:?}:\n{outcome}");

@@ -484,13 +484,13 @@ impl Omitted {
     pub const fn why(self) -> &'static str {
         match self {
             Self::Mirrored => "the same with the CPUs exchanged",
-            Self::NoSpan => "both are about the whole space, wherever they are",
-            Self::OtherPages => "both are about single pages, and not the same ones",
-            Self::OneHeap => "there is one heap, which has one end",
-            Self::KeptApart => "the kernel does not let both be under way",
-            Self::NoObject => "neither, or nothing else, is about pages of an object",
+            Self::NoSpan => "both operations apply to the whole space at any address",
+            Self::OtherPages => "both operations apply to single pages, and to different pages",
+            Self::OneHeap => "a space has one heap with one end",
+            Self::KeptApart => "the kernel serialises the two operations",
+            Self::NoObject => "no operation, or no other operation, applies to pages of an object",
             Self::Leaf => {
-                "about a huge leaf, and there is none; or there is one, and they treat it as base pages"
+                "the case needs a huge leaf and has none, or the operations treat the leaf as base pages"
             }
             Self::OtherRegime => "run under the default policy only",
         }

@@ -107,7 +107,7 @@ fn writes_against_mprotect() {
             guest.space.mprotect(guest.cpu, page(0), PAGE, faultless::Prot::READ).unwrap();
             let seen = guest.load(page(0)).unwrap();
             guest.store(page(8), 9).unwrap();
-            assert_eq!(guest.load(page(0)), Ok(seen), "a store to what is read-only");
+            assert_eq!(guest.load(page(0)), Ok(seen), "a store to a read-only page");
             assert_eq!(guest.load(page(0) + 8), Ok(seen), "half of a store");
         }),
     ]);

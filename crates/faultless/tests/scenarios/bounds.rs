@@ -62,7 +62,7 @@ fn a_place_above_an_unmapped_stack_is_found() {
     world.run(&[
         (&space, &|guest| {
             let placed = guest.space.mmap(guest.cpu, None, 10 * PAGE, NONE, PRIVATE);
-            let placed = placed.expect("there is a place, with the stack and without");
+            let placed = placed.expect("a free place with and without the stack");
             assert!(placed == BASE || placed == stack + PAGE, "{placed:x}");
         }),
         (&space, &|guest| guest.space.munmap(guest.cpu, stack, PAGE).unwrap()),
@@ -99,7 +99,7 @@ fn a_move_across_boundaries_is_atomic() {
     let moved = |first, pages| areas.contains(&VirtRange::new(page(first), page(first + pages)));
     let (low, high) = (moved(TO - 4, 4), moved(TO + 2, 1));
     let stays = moved(NEXT + 2, 1);
-    assert!(low == high || stays, "half of it was unmapped: {areas:x?}");
+    assert!(low == high || stays, "half of the mapping was unmapped: {areas:x?}");
     world.finish(vec![space]);
 }
 
@@ -145,7 +145,7 @@ fn the_last_of_two_over_a_table_of_a_shard() {
         (&space, &|guest| guest.unmap(page(0), 1)),
         (&space, &|guest| guest.unmap(page(2), 1)),
     ]);
-    assert_eq!(pruned(), before + 1, "a table is left over which nothing is mapped");
+    assert_eq!(pruned(), before + 1, "a table without a mapping remains");
     world.finish(vec![space]);
 }
 
@@ -185,7 +185,7 @@ fn a_listing_shows_one_moment() {
         (&space, &|guest| {
             let areas = guest.areas();
             let has = |at| areas.contains(&VirtRange::new(at, at + PAGE));
-            assert!(has(high) || !has(low), "of no moment: {areas:x?}");
+            assert!(has(high) || !has(low), "areas of no single moment: {areas:x?}");
         }),
         (&space, &|guest| {
             guest.space.munmap(guest.cpu, low, PAGE).unwrap();

@@ -29,7 +29,7 @@ fn mapped(limit: u64) -> (World, File, Space) {
 fn charged(guest: &Guest<'_>, file: &File) -> u64 {
     let mut dirty = 0;
     file.each_resident(guest.cpu, |_, is_dirty| dirty += u64::from(is_dirty));
-    assert_eq!(guest.world.vm.charged_pages(), dirty, "charged, of so many dirty pages");
+    assert_eq!(guest.world.vm.charged_pages(), dirty, "charged pages differ from dirty pages");
     dirty
 }
 

@@ -116,7 +116,7 @@ fn a_discard_beside_faults() {
     world.within(&space, |guest| {
         (2..6).for_each(|at| assert_eq!(guest.load(page(at)), Ok(100 + at)));
         let touched = (2..6).chain([7]).filter(|at| guest.is_dirty(page(*at))).count();
-        assert_eq!(touched, 5, "a page beside the discard is gone");
+        assert_eq!(touched, 5, "a page beside the discard was dropped");
     });
     world.finish(vec![space]);
 }
@@ -416,7 +416,7 @@ fn private_copies_against_a_hole() {
                 object.free_pages(guest.cpu, 0..3);
                 guest.space.revoke(guest.cpu, &object, 0..3, PrivateCopies::Keep);
                 assert_eq!(guest.load(page(0)), Ok(1), "a lost write");
-                assert_eq!(guest.load(page(2)), Ok(0), "a page that left is mapped");
+                assert_eq!(guest.load(page(2)), Ok(0), "an evicted page is mapped");
             }),
         ],
     );

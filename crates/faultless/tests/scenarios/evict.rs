@@ -307,8 +307,8 @@ fn locking_against_evictions() {
             let asked = disk.asked(0);
             guest.load(page(0)).unwrap();
             guest.load(page(1)).unwrap();
-            assert!(file.has_page(guest.cpu, 0), "a locked page left");
-            assert_eq!(disk.asked(0), asked, "a locked page left");
+            assert!(file.has_page(guest.cpu, 0), "a locked page was evicted");
+            assert_eq!(disk.asked(0), asked, "a locked page was evicted");
         }),
         (&space, &|guest| evict_all(guest, &file)),
     ]);

@@ -152,7 +152,7 @@ fn the_end_of_an_object_against_reclaim() {
     world.run(&[
         (&home, &|guest| {
             Object::release(object.lock().unwrap().take().unwrap(), guest.cpu);
-            (1..9).for_each(|at| guest.store(page(at), at).expect("there is memory"));
+            (1..9).for_each(|at| guest.store(page(at), at).expect("enough memory"));
         }),
         (&other, &|guest| {
             (0..3).for_each(|_| {

@@ -171,7 +171,7 @@ fn two_that_move_the_break() {
     world.within(&space, |guest| {
         let heap = guest.space.heap_range();
         assert_eq!(heap.end, guest.space.brk(guest.cpu, 0));
-        assert_eq!(guest.areas(), [heap], "it is mapped up to its end");
+        assert_eq!(guest.areas(), [heap], "the heap is mapped up to its end");
         guest.change((AT, heap.pages()), Some(RW), false, || {});
         (0..heap.pages()).for_each(|at| guest.store(page(at), 40).unwrap());
         guest.change((heap.end, 1), Some(NONE), true, || {});

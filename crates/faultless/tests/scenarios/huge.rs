@@ -225,7 +225,7 @@ fn a_moving_page_stays_present() {
         }),
         (&other, &|guest| {
             guest.store(page(0) + 8, 9).unwrap();
-            assert_eq!(guest.load(page(0)), Ok(first), "a copy of nothing");
+            assert_eq!(guest.load(page(0)), Ok(first), "a copy without content");
         }),
     ]);
     world.finish_with(vec![space, other], vec![object]);
@@ -369,7 +369,7 @@ const OPS: [Op; 18] = [
         guest.poll();
         let mut last = None;
         guest.space.pages(guest.cpu, VirtRange::new(AT, page(F)), |addr, _| {
-            assert!(last < Some(addr), "{addr:#x} is told after {last:x?}");
+            assert!(last < Some(addr), "{addr:#x} is reported after {last:x?}");
             last = Some(addr);
         });
     }),

@@ -293,7 +293,7 @@ fn two_changes_that_keep_the_vma_count() {
 
 fn try_known(name: &str) {
     let is_it = |(of, _): &(&str, Case)| *of == name;
-    let (_, case) = pairs::known::known().into_iter().find(is_it).expect("it is listed");
+    let (_, case) = pairs::known::known().into_iter().find(is_it).expect("a known case");
     try_once(&case, &Orders::default());
 }
 

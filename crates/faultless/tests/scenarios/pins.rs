@@ -41,9 +41,9 @@ fn pins_against_fork() {
         (&space, &|guest| {
             let pins = pin(guest, 0, true);
             device_store(guest, &pins, 5);
-            assert_eq!(guest.load(page(0)), Ok(5), "what the device stored");
+            assert_eq!(guest.load(page(0)), Ok(5), "the store of the device");
             guest.store(page(0), 6).unwrap();
-            assert_eq!(device_load(guest, &pins), 6, "what the program stored");
+            assert_eq!(device_load(guest, &pins), 6, "the store of the program");
         }),
         (&space, &|guest| {
             let child = guest.space.fork(guest.cpu).unwrap();
@@ -111,7 +111,7 @@ fn pins_against_a_copy() {
                 assert_eq!(
                     device_word(guest, frame),
                     20 + at,
-                    "the program left the device's page"
+                    "the program uses another page than the device"
                 );
             }
         }),

@@ -100,7 +100,7 @@ fn neighbours_across_a_bound_merge() {
         (&space, &|guest| guest.map(page(NEXT), 2, RW)),
     ]);
     world.within(&space, |guest| {
-        assert_eq!(guest.areas(), [range(NEXT - 4, 8)], "what is alike is one VMA");
+        assert_eq!(guest.areas(), [range(NEXT - 4, 8)], "equal neighbours are one VMA");
     });
     world.finish(vec![space]);
 }

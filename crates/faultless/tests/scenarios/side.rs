@@ -13,11 +13,7 @@ fn store_once_allowed(guest: &Guest<'_>, pages: &[u64]) {
         for &at in pages {
             let value = 100 * round + at;
             if guest.store(page(at), value).is_ok() {
-                assert_eq!(
-                    guest.load(page(at)),
-                    Ok(value),
-                    "the store went to what was there before"
-                );
+                assert_eq!(guest.load(page(at)), Ok(value), "the store went to the old mapping");
             }
         }
     }
@@ -41,7 +37,7 @@ fn two_mappings_over_neighbouring_pages() {
         }),
     ]);
     world.within(&space, |guest| {
-        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "what is alike is one VMA");
+        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "equal neighbours are one VMA");
     });
     world.finish(vec![space]);
 }
@@ -60,7 +56,7 @@ fn a_mapping_beside_one_under_change() {
         (&space, &|guest| store_once_allowed(guest, &[1])),
     ]);
     world.within(&space, |guest| {
-        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "what is alike is one VMA");
+        assert_eq!(guest.areas(), [VirtRange::new(AT, page(4))], "equal neighbours are one VMA");
     });
     world.finish(vec![space]);
 }

@@ -169,7 +169,7 @@ fn a_pending_read_against_truncation() {
             guest.space.revoke(guest.cpu, &file, 2..u64::MAX, PrivateCopies::Drop);
             file.set_len(guest.cpu, 2 * PAGE).unwrap();
             let words = [0, 8].map(|word| guest.load(page(1) + word));
-            assert_eq!(words, [Ok(2), Ok(0)], "what was cut off has come back");
+            assert_eq!(words, [Ok(2), Ok(0)], "truncated bytes are back");
             readers.done();
         }),
         (&space, &|guest| readers.serve(guest, &disk, || End::Good)),
@@ -360,7 +360,7 @@ fn copies_against_dropping_and_truncation() {
         (&space, &|guest| truncate(guest, &[&space], &file, 2)),
     ]);
     world.within(&space, |guest| {
-        assert_eq!(guest.load(page(2)), Err(FaultError::Bus), "a copy of what was cut off");
+        assert_eq!(guest.load(page(2)), Err(FaultError::Bus), "a copy of a truncated page");
     });
     nothing_is_lost(&world, &[&space], &file, &disk, &[1, 2]);
     world.finish_with(vec![space], vec![file]);

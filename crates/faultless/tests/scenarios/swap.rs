@@ -267,9 +267,9 @@ fn locking_against_swap() {
             guest.space.mlock(guest.cpu, AT, PAGE, MemoryLock::Now).unwrap();
             guest.space.madvise(guest.cpu, AT, PAGE, Advice::PopulateRead).unwrap();
             let is_there = || guest.space.page_at(guest.cpu, AT).is_some();
-            assert!(is_there(), "a locked page left");
+            assert!(is_there(), "a locked page was evicted");
             assert_eq!((guest.load(page(0)), guest.load(page(1))), (Ok(1), Ok(2)));
-            assert!(is_there(), "a locked page left");
+            assert!(is_there(), "a locked page was evicted");
         }),
         (&space, &swap_out),
     ]);
@@ -286,10 +286,10 @@ fn pins_against_swap() {
                 let word = world.vm.machine().frame_bytes(pins.frames()[0]).cast::<u64>();
                 // SAFETY: a word of a pinned page; one thread runs at a time.
                 unsafe { word.write(value) };
-                assert_eq!(guest.load(page(0)), Ok(value), "what the device stored");
+                assert_eq!(guest.load(page(0)), Ok(value), "the store of the device");
                 guest.store(page(0), 10 * value).unwrap();
                 // SAFETY: as above.
-                assert_eq!(unsafe { word.read() }, 10 * value, "what the program stored");
+                assert_eq!(unsafe { word.read() }, 10 * value, "the store of the program");
             }
         }),
         (&space, &swap_out),
@@ -310,7 +310,7 @@ fn pins_and_forks_against_swap() {
                 assert_eq!(
                     [0, 8].map(|at| guest.load(page(0) + at)),
                     [Ok(1), Ok(1)],
-                    "not its own"
+                    "another page"
                 );
             });
             drop(pins);
@@ -453,7 +453,7 @@ fn stores_against_futile_evictions() {
             }
         }),
         (&space, &|guest| {
-            (0..8).for_each(|at| guest.store(page(at), 50 + at).expect("pages can leave"));
+            (0..8).for_each(|at| guest.store(page(at), 50 + at).expect("pages can be evicted"));
             done.store(true, Ordering::SeqCst);
         }),
     ]);

@@ -183,7 +183,7 @@ fn stores_against_lazy_freeing() {
         }),
     ]);
     world.within(&space, |guest| {
-        assert!(guest.is_dirty(page(2)), "the store of who freed is lost");
+        assert!(guest.is_dirty(page(2)), "the store of the freeing CPU is lost");
         for (at, stored) in (0..2).zip(&stored) {
             let marked = guest.is_dirty(page(at));
             assert!(marked || !stored.load(Ordering::Relaxed), "a store to page {at} is lost");

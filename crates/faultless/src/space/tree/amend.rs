@@ -74,7 +74,7 @@ impl<'s, T> Spot<'s, T> {
 }
 
 /// A change of one leaf in place. Its entries are counted from those of the [spot](Spot) on.
-#[must_use = "what is said of the leaf elsewhere changes when this is finished"]
+#[must_use = "finishing the change updates the other data about the leaf"]
 pub struct Amend<'p, T> {
     path: &'p Path,
     /// What has gone, and what has come.

@@ -285,7 +285,7 @@ impl Draft {
     fn take(&mut self) -> NonNull<Node> {
         let node = self.spare.pop();
         // `needed` follows the same steps as `splice`; the tests count the reserve.
-        node.expect("a splice reserves every node that it takes")
+        node.expect("a splice reserves all of its nodes")
     }
 
     /// Drops a node from the next version.

@@ -148,11 +148,11 @@ fn compare(view: View<'_, u8>, model: &Model, dice: &mut Dice) -> isize {
             assert_eq!(
                 part,
                 VirtRange::new(shard.start, shard.end),
-                "the shards have every address"
+                "the shards cover every address"
             );
         }
     }
-    assert!(directory.len() != 1, "one shard has everything");
+    assert!(directory.len() != 1, "one shard covers everything");
     let all: Vec<_> =
         model.iter().map(|(&start, &(end, value))| Entry { start, end, value }).collect();
     assert_eq!(slots, all.len());
@@ -368,7 +368,7 @@ fn run(changes: &[Change], seed: u64) {
         let nodes = compare(fixture.tree.snapshot(&section), &model, &mut dice);
         assert_eq!(ledger::live() - before, nodes, "leaked or lost nodes");
     }
-    assert!(tried < 40 || amended > tried / 8, "{amended} of {tried} changes were made in place");
+    assert!(tried < 40 || amended > tried / 8, "{amended} of {tried} changes were done in place");
     drop(fixture);
     assert_eq!(ledger::live(), before);
 }
@@ -595,7 +595,7 @@ fn a_reader_sees_a_whole_edit_or_no_part() {
         reader.join().unwrap();
     });
     let moves = moves.into_inner();
-    assert!(moves > 100, "the reader ran beside the writer: it saw {moves} moves");
+    assert!(moves > 100, "the reader ran concurrently with the writer and saw {moves} moves");
     fixture.reclaim();
 }
 

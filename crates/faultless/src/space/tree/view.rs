@@ -78,7 +78,7 @@ impl<'s, T> View<'s, T> {
             // versions that its root leads to.
             Some(shard) => (shard.range(), unsafe { shard.value.as_ref().version() }),
             None => {
-                debug_assert!(false, "the shards have every address");
+                debug_assert!(false, "the shards cover every address");
                 (VirtRange::new(addr, u64::MAX), Version::EMPTY)
             }
         }

@@ -297,7 +297,7 @@ mod tests {
             assert!(home.may_have(8, one(start, start + 1)));
             changes += u32::from(home.parts[0].load(Ordering::Relaxed) != before);
         }
-        assert_eq!(changes, 9, "it doubles");
+        assert_eq!(changes, 9, "the part doubles");
         assert!(
             !home.may_have(8, one(3 * GIB, 4 * GIB)) && !home.may_have(8, one(5 * GIB, 6 * GIB))
         );
@@ -331,8 +331,8 @@ mod tests {
         assert!(!home.may_have(8, Wanted::from([VirtRange::USER, VirtRange::new(0, 0)])));
         home.cover(8, one(GIB, 2 * GIB), 2, false);
         home.shrink();
-        assert!(home.may_have(8, one(GIB, 2 * GIB)), "a short one stays");
+        assert!(home.may_have(8, one(GIB, 2 * GIB)), "a short part remains");
         home.cover(8, one(5 * GIB, 6 * GIB), 1, true);
-        assert!(!home.may_have(8, one(GIB, 2 * GIB)), "now and then it begins anew");
+        assert!(!home.may_have(8, one(GIB, 2 * GIB)), "the parts are reset occasionally");
     }
 }

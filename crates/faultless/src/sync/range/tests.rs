@@ -140,14 +140,14 @@ fn a_parked_claim_is_overtaken_and_becomes_the_last_waiter() {
     assert!(holder.is_held() && !sleeper.looks() && !waiter.looks());
     sleeper.parks(PARKED);
     drop(holder);
-    assert!(waiter.looks(), "it does not wait for who is parked");
+    assert!(waiter.looks(), "a claim does not wait for parked claims");
     drop(waiter);
     let overtaker = lock.arrive(&slots, &c, ALL, &Spin);
     assert!(overtaker.is_held());
     let last = lock.arrive(&slots, &d, ALL, &Spin);
     assert!(sleeper.wakes() && !sleeper.looks());
     drop(overtaker);
-    assert!(!sleeper.looks() && last.looks(), "it waited while that was parked");
+    assert!(!sleeper.looks() && last.looks(), "the last claim arrived while the first was parked");
     drop(last);
     assert!(sleeper.looks());
 }
@@ -162,7 +162,7 @@ fn a_firmly_parked_claim_is_not_overtaken() {
     drop(holder);
     let late = lock.arrive(&slots, &c, ALL, &Spin);
     assert!(!late.looks());
-    assert!(!sleeper.wakes(), "it keeps its ticket");
+    assert!(!sleeper.wakes(), "a parked claim keeps its ticket");
     assert!(!late.looks() && sleeper.looks());
     drop(sleeper);
     assert!(late.looks());
@@ -235,15 +235,19 @@ fn a_release_wakes_the_unblocked_parked_claims() {
     assert!(low.parks(PARKED) && high.parks(PARKED) && behind.parks(FIRM));
     assert!(apart.is_held());
     drop(holder);
-    assert_eq!(notes.0.take(), [4, 1], "those that are next, and not who waits for one of them");
+    assert_eq!(
+        notes.0.take(),
+        [4, 1],
+        "the next claims are woken, but no claim that waits for them"
+    );
     assert!(!low.wakes() && spinner.looks());
     drop((low, spinner));
     assert_eq!(notes.0.take(), []);
     assert!(!behind.wakes() && behind.looks());
     let late = claim(0, range(6, 8));
-    assert!(late.is_held(), "what is parked stops nobody");
+    assert!(late.is_held(), "a parked claim blocks no other claim");
     drop(behind);
-    assert_eq!(notes.0.take(), [], "it is stopped by another, which is held");
+    assert_eq!(notes.0.take(), [], "another held claim blocks the waiter");
     drop(late);
     assert_eq!(notes.0.take(), [3]);
     assert!(!high.wakes() && high.looks());
@@ -261,7 +265,7 @@ fn a_failed_try_wakes_the_claims_that_found_it_active() {
     let failing = lock.write(&slots, &locals[2], range(2, 8), &notes);
     assert!(!failing.tries());
     drop(holder);
-    assert_eq!(notes.0.take(), [], "the one that is tried stops it");
+    assert_eq!(notes.0.take(), [], "the tried claim blocks the waiter");
     failing.take_ticket();
     assert_eq!(notes.0.take(), [1]);
     assert!(!failing.looks() && !sleeper.wakes() && sleeper.looks());
@@ -316,7 +320,7 @@ fn a_parking_claim_wakes_the_claims_deferred_to_it() {
         };
         assert!(sleeper.parks(standing));
         drop(low);
-        assert_eq!(notes.0.take(), [], "the one that waits is to be served before");
+        assert_eq!(notes.0.take(), [], "the waiting claim comes first");
         assert!(waiter.parks(PARKED));
         assert_eq!(notes.0.take(), [2], "{standing}");
         drop(high);
@@ -424,7 +428,7 @@ proptest! {
     /// A claim is held exactly in the order of arrival, except that parked claims are overtaken.
     /// Two conflicting claims are never held together.
     #[test]
-    #[cfg_attr(miri, ignore = "all of it is safe code, on one thread, and takes the interpreter minutes")]
+    #[cfg_attr(miri, ignore = "safe code on one thread; the interpreter takes minutes")]
     fn held_claims_match_the_model(steps in prop::collection::vec(step(wanted), 1..80)) {
         const CPUS: usize = 10;
         let (slots, lock) = (slots(CPUS), RangeLock::new());
@@ -542,7 +546,7 @@ proptest! {
     /// Whatever happened before: if each awake CPU continues from now on, and releases its claim,
     /// then every claim is finally held.
     #[test]
-    #[cfg_attr(miri, ignore = "as the other")]
+    #[cfg_attr(miri, ignore = "as the other model test")]
     fn every_claim_is_finally_held(steps in prop::collection::vec(step(narrow), 1..80)) {
         const CPUS: usize = 8;
         let (slots, lock, notes) = (slots(CPUS), RangeLock::new(), Notes::default());
@@ -672,7 +676,7 @@ fn unused_parts_of_a_home_are_released() {
     for cpu in [&one, &other] {
         drop(lock.acquire(&slots, cpu, at(1), &Spin));
     }
-    assert_eq!(near(&one), [CpuId(1)], "both were at 1 GiB");
+    assert_eq!(near(&one), [CpuId(1)], "both claims were at 1 GiB");
     for cpu in [&one, &other, &one].into_iter().cycle().take(600) {
         near(cpu);
     }

@@ -240,10 +240,10 @@ pub fn two(bound: Option<usize>, before: Act, left: Act, right: Act, after: fn(&
         left(&stage);
         other.join().unwrap();
         cpu.drain();
-        after(&audit(&cpu, &[&*space]).expect("the books are right"));
-        Arc::into_inner(space).expect("nobody else runs it").exit(&cpu);
+        after(&audit(&cpu, &[&*space]).expect("a clean audit"));
+        Arc::into_inner(space).expect("the last reference to the space").exit(&cpu);
         cpu.drain();
-        let census = audit(&cpu, &[]).expect("the books are right");
+        let census = audit(&cpu, &[]).expect("a clean audit");
         assert_eq!((census.free, census.zero), (u64::from(FRAMES) - 1, 1), "a frame is lost");
     });
 }

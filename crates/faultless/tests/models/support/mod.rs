@@ -1,6 +1,6 @@
 //! Common parts of the models: the exploration, the waiting, and the removal of a protocol step to
 //! check that a model detects the loss.
-#![allow(dead_code, unused_macros, reason = "no file of models uses all of it")]
+#![allow(dead_code, unused_macros, reason = "no file of models uses all parts")]
 
 pub mod machine;
 

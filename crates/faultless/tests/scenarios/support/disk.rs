@@ -149,7 +149,7 @@ impl BackingStore for Disk {
                 _ => Ok(done),
             },
             Some(Plan::Later) => {
-                let reading = run.take_along().expect("it is taken once");
+                let reading = run.take_along().expect("the first call for this read");
                 self.taken.lock().unwrap().push_back((reading, done));
                 Ok(0)
             }
@@ -298,7 +298,7 @@ pub fn nothing_is_lost(
     world.within(spaces[0], |guest| {
         write_back(guest, spaces, file).unwrap();
         for (index, &word) in (0..).zip(words) {
-            assert_eq!(disk.word(index), word, "page {index} was lost on its way to the store");
+            assert_eq!(disk.word(index), word, "page {index} was lost before it reached the store");
             assert_eq!(read_page(guest, file, index), Ok(word), "of page {index}");
         }
     });

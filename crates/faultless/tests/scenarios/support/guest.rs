@@ -144,9 +144,9 @@ impl<'a> Guest<'a> {
     /// The access itself, which is atomic.
     fn touch(&self, through: Translation, at: usize, store: Option<u64>) -> u64 {
         let page = through.page;
-        self.owned(page, through.frame, through.owner, "which the TLB names");
+        self.owned(page, through.frame, through.owner, "which the TLB maps");
         let word = self.world.vm.machine().frame_bytes(through.frame).cast::<u64>();
-        assert!(at < WORDS, "the oracle knows nothing of word {at}");
+        assert!(at < WORDS, "the oracle does not track word {at}");
         // SAFETY: a word of the machine's memory; no other thread runs.
         let found = unsafe {
             let word = word.add(at);
@@ -465,7 +465,7 @@ impl<'a> Guest<'a> {
 
     /// Forks a child; the pages selected by `shared` are the same in both spaces.
     pub fn fork(&self, shared: impl Fn(u64) -> bool) -> Space {
-        self.try_fork(shared).expect("there is memory")
+        self.try_fork(shared).expect("enough memory")
     }
 
     /// As [`fork`](Self::fork), if frames suffice.

@@ -177,7 +177,7 @@ impl Drop for Told {
 /// a separate process, which runs the test at `path` again, because broken code may break its
 /// process.
 pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]) {
-    let (_, name) = path.split_once("::").expect("the name of the program comes first");
+    let (_, name) = path.split_once("::").expect("a name that begins with the program");
     if std::env::var(WITHOUT).is_ok_and(|without| without == name) {
         std::thread::spawn(watch);
         let _told = Told;

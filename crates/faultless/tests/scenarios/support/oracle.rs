@@ -65,7 +65,7 @@ impl Word {
     /// Records the use of the page through `frame`, or through the zero page.
     fn used(&mut self, frame: Option<Owned>) -> Result<(), String> {
         if frame.is_some_and(|frame| self.left.contains(&frame)) {
-            return Err(format!("{frame:?} is used, after another in its place"));
+            return Err(format!("{frame:?} is used after its replacement"));
         }
         if self.frame != frame {
             self.left.extend(self.frame);
@@ -86,7 +86,7 @@ impl Word {
 
     fn loaded(&mut self, value: u64) -> Result<(), String> {
         if !self.may_be.contains(&value) {
-            return Err(format!("{value} was loaded, where {:?} may be", self.may_be));
+            return Err(format!("{value} was loaded, but only {:?} are possible", self.may_be));
         }
         if self.wipes == 0 {
             self.may_be = vec![value];
@@ -198,7 +198,9 @@ impl Oracle {
         let needs = if store.is_some() { Prot::WRITE } else { Prot::READ };
         let Rights { may, words, copies, .. } = *self.page(page);
         if !may.contains(needs) {
-            return Err(format!("an access that needs {needs:?} happened, where {may:?} may be"));
+            return Err(format!(
+                "an access that needs {needs:?} happened, but only {may:?} are possible"
+            ));
         }
         if let Through::Frame(frame) = frame
             && !copies
@@ -234,7 +236,7 @@ impl Oracle {
     /// Checks a refused access whose claim was `before`.
     pub fn refused(&mut self, page: Page, right: Prot, before: Claim) -> Result<(), String> {
         if before.must && self.claim(page, right) == before {
-            return Err("an access was refused that nothing forbids".into());
+            return Err("a permitted access was refused".into());
         }
         Ok(())
     }

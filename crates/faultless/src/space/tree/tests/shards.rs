@@ -67,7 +67,7 @@ fn run_in_turns(changes: &[Change], seed: u64, after: u32) {
                 model = next;
             }
             compare(fixture.tree.snapshot(&section), &model, &mut dice);
-            assert!(old.len() < 10_000, "what was seen before is still there");
+            assert!(old.len() < 10_000, "earlier snapshots are unchanged");
         }
         if dice.below(40) == 0 {
             // SAFETY: as for edits.
@@ -188,7 +188,7 @@ fn an_edit_across_a_boundary_joins_and_the_limit_covers_all_shards() {
     let mut edit = edit_as(&fixture, &other, &section, VirtRange::new(2000, 2001), &no).unwrap();
     edit.insert(2000, 2001, value(1)).unwrap();
     assert!(!edit.is_whole() && edit.fits(10_000));
-    assert!(!edit.fits(16), "all shards may have more");
+    assert!(!edit.fits(16), "all shards together may have more");
     drop(edit);
     let mut edit = edit_as(&fixture, &other, &section, EVERYWHERE, &no).unwrap();
     assert!(edit.is_whole() && edit.fits(16) && !edit.fits(15));
@@ -221,11 +221,7 @@ fn shards_get_their_entries_and_a_reserve() {
     assert!((200..=300).contains(&entries), "{entries}");
     // SAFETY: as for edits.
     unsafe { fixture.tree.unite(&other, &fixture.grace, &Spin) }.unwrap();
-    assert_eq!(
-        (fixture.entries().len(), granted()),
-        (entries, 0),
-        "nothing is granted to no shard"
-    );
+    assert_eq!((fixture.entries().len(), granted()), (entries, 0), "no grant without a shard");
     fixture.reclaim();
 }
 
