@@ -22,7 +22,7 @@ fn main() -> ExitCode {
             ("--cpus", Some(number @ 1..=64)) => cpus = number as usize,
             _ => {
                 eprintln!(
-                    "{name}: not understood, or not a number that will do (1 to 64 CPUs)\n{USAGE}"
+                    "{name}: an unknown option, or not a valid number (1 to 64 CPUs)\n{USAGE}"
                 );
                 return ExitCode::from(2);
             }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const USAGE: &str = "\
 compact [--kept NUMBER] [--memory MIB]
-One page in --kept (8) stays mapped, of memory of --memory (512) MiB of which nearly all was used.";
+Unmaps all but one page in --kept (8) of nearly all memory of --memory (512) MiB, then compacts.";
 
 const AT: u64 = 1 << 30;
 
@@ -19,12 +19,12 @@ fn arguments() -> Result<(u64, u64), String> {
     let (mut kept, mut memory) = (8, 512);
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{name} wants a value"))?;
-        let number = value.parse().map_err(|_| format!("{name}: {value}: no number"))?;
+        let value = arguments.next().ok_or_else(|| format!("{name} requires a value"))?;
+        let number = value.parse().map_err(|_| format!("{name}: {value}: not a number"))?;
         match name.as_str() {
             "--kept" if number > 1 => kept = number,
             "--memory" if number > 15 => memory = number,
-            _ => return Err(format!("{name} {value} is not understood")),
+            _ => return Err(format!("{name} {value}: unknown option")),
         }
     }
     Ok((kept, memory))

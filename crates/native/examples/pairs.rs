@@ -44,9 +44,12 @@ fn arguments() -> Result<Arguments, String> {
     let mut case = None;
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{name} wants a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("{name} requires a value"))?;
         let number = || {
-            value.replace('_', "").parse::<u64>().map_err(|_| format!("{name}: {value}: no number"))
+            value
+                .replace('_', "")
+                .parse::<u64>()
+                .map_err(|_| format!("{name}: {value}: not a number"))
         };
         let small =
             || number().and_then(|it| it.try_into().map_err(|_| format!("{name}: {value}")));
@@ -59,7 +62,7 @@ fn arguments() -> Result<Arguments, String> {
             "--policy" if value == "all" => {}
             "--policy" => match format!("locking={value}").parse() {
                 Ok(Setting::Locking(locking)) => policies = vec![locking],
-                _ => return Err(format!("{value}: no policy")),
+                _ => return Err(format!("{value}: unknown policy")),
             },
             "--program" if value == "random" => {}
             "--program" => {
@@ -68,10 +71,13 @@ fn arguments() -> Result<Arguments, String> {
                 programs = named.map(|(name, case)| (name, Source::One(Box::new(case)))).collect();
                 if programs.is_empty() {
                     let names: Vec<_> = known().into_iter().map(|(name, _)| name).collect();
-                    return Err(format!("{value}: no program; there are {}", names.join(", ")));
+                    return Err(format!(
+                        "{value}: unknown program; the programs are {}",
+                        names.join(", ")
+                    ));
                 }
             }
-            _ => return Err(format!("{name}: not understood")),
+            _ => return Err(format!("{name}: unknown option")),
         }
     }
     if let Some(number) = case {

@@ -69,7 +69,8 @@ fn main() -> ExitCode {
                 (last, since) = (Some(now), Instant::now());
             } else if since.elapsed() > most {
                 let round = arguments.round.unwrap_or(round.saturating_sub(1));
-                let wrong = now.1.unwrap_or_else(|| format!("it has not ended after {most:?}"));
+                let wrong =
+                    now.1.unwrap_or_else(|| format!("the round has not ended after {most:?}"));
                 report(&arguments, &Plan::new(arguments.seed, round), &wrong);
                 // The threads wait for each other.
                 std::process::exit(1);

@@ -169,8 +169,8 @@ impl fmt::Display for Violation {
         let Self { stale, cpu, space, addr, frame } = self;
         let what = match stale {
             Stale::Owner => "of another owner",
-            Stale::Table => "which was a table on the way",
-            Stale::Entry => "which its entry forbids",
+            Stale::Table => "which was a table of the walk",
+            Stale::Entry => "which the entry forbids",
         };
         write!(f, "cpu {} of {space:?} used {addr:#x} for {frame:?}, {what}", cpu.0)
     }

@@ -108,9 +108,9 @@ pub const TLB_COUNTERS: [(&str, &str); 6] = [
     ("iTLB-load-misses", "Page walks for instruction fetches, in the simulated TLBs."),
     ("dTLB-load-misses", "Page walks for loads, in the simulated TLBs."),
     ("dTLB-store-misses", "Page walks for stores, in the simulated TLBs."),
-    ("itlb_misses.stlb_hit", "Fetches that the second-level TLB served (simulated)."),
-    ("dtlb_load_misses.stlb_hit", "Loads that the second-level TLB served (simulated)."),
-    ("dtlb_store_misses.stlb_hit", "Stores that the second-level TLB served (simulated)."),
+    ("itlb_misses.stlb_hit", "Fetches that hit the second-level TLB (simulated)."),
+    ("dtlb_load_misses.stlb_hit", "Loads that hit the second-level TLB (simulated)."),
+    ("dtlb_store_misses.stlb_hit", "Stores that hit the second-level TLB (simulated)."),
 ];
 
 impl TlbStats {

@@ -108,7 +108,7 @@ fn forbidden_and_unmapped_addresses_have_different_signals() {
             assert_eq!(cpu.store(a, 1u8), accerr(a));
             assert_eq!(cpu.fetch(a).map(drop), accerr(a));
             assert_eq!(cpu.load::<u8>(a), Ok(0));
-            assert_eq!(cpu.store(a, 1u8), accerr(a), "the page of zeros stays read-only");
+            assert_eq!(cpu.store(a, 1u8), accerr(a), "the page of zeros remains read-only");
             for addr in [0, 8, 1 << 47, 1 << 63, !7] {
                 assert_eq!(cpu.load::<u64>(addr).map(drop), maperr(addr));
                 assert_eq!(cpu.store(addr, 1u64), maperr(addr));

@@ -172,7 +172,7 @@ fn a_storm_uses_no_stale_translation_and_loses_no_write() {
             own.check(cpu)
         })
         .unwrap();
-    assert!(refused.into_inner() > 0, "nobody was in anybody's way");
+    assert!(refused.into_inner() > 0, "no call was refused");
     let received = native.vm().totals().get(Counter::TlbShootdownReceived);
     assert!(received > 0, "no translation was shot down");
     assert_eq!(native.machine().violation_count(), 0);

@@ -53,7 +53,7 @@ fn seen(
             violation.stale
         })
     });
-    assert_eq!(sound, None, "seen where nothing is wrong");
+    assert_eq!(sound, None, "a violation in a sound run");
     planted
 }
 
@@ -92,7 +92,7 @@ fn a_frame_reused_too_early_is_detected() {
 fn a_stale_permission_to_store_is_detected() {
     let protect = |cpu: &NativeCpu<'_, '_>| Ok(cpu.mprotect(AT, PAGE, Prot::READ)?);
     assert_eq!(seen(protect, store), Some(Stale::Entry));
-    assert_eq!(seen(protect, load), None, "loads are as allowed as before");
+    assert_eq!(seen(protect, load), None, "loads are still allowed");
     // If only the TLB's entry were dirty, reclaim of clean pages would lose the store.
     let clean = |cpu: &NativeCpu<'_, '_>| Ok(cpu.madvise(AT, PAGE, Advice::Free)?);
     assert_eq!(seen(clean, store), Some(Stale::Entry));

@@ -65,7 +65,7 @@ fn one_walk_and_one_entry_serve_a_whole_leaf() {
         assert_eq!(
             stats.instruction_walks - before.instruction_walks,
             0,
-            "the second level has it"
+            "a hit in the second level"
         );
         assert_eq!(stats.instruction_second_hits - before.instruction_second_hits, 1);
         let stored = cpu.store(AT + 7 * PAGE, 1u8);

@@ -70,5 +70,5 @@ fn the_specification_matches_the_table() {
     let says = format!(
         "every pair of {kinds} operations in {relations} relations from {bases} starting states"
     );
-    assert!(specification.contains(&says), "SPECIFICATION.md does not say: {says}");
+    assert!(specification.contains(&says), "SPECIFICATION.md does not contain: {says}");
 }

@@ -130,7 +130,7 @@ impl Thread<'_> {
                 let found = object.read_page(cpu.cpu(), index, |at| {
                     at.map_or(0, |at| word(at).load(Ordering::Acquire))
                 });
-                self.check(file, index, stored, found.expect("no store is behind it"));
+                self.check(file, index, stored, found.expect("a file without a store never fails"));
             }
             16..19 => match cpu.load::<u64>(in_private) {
                 Ok(found) if copied.0 != 0 => self.check(file, index, copied, found),

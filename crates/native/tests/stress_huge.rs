@@ -88,7 +88,7 @@ fn change<'n>(
         // A store copies the page, whose content stays the same. Then the file is mapped again.
         7..9 => {
             space.mprotect(cpu.cpu(), at, len, RW)?;
-            space.write_bytes(cpu.cpu(), at, &contents(first)).expect("it may be written");
+            space.write_bytes(cpu.cpu(), at, &contents(first)).expect("a writable page");
             program.map(cpu, process, first, pages);
         }
         9..11 => {

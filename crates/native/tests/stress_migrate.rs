@@ -82,7 +82,7 @@ fn disturb<'n>(
             let write = |to: *mut u8| unsafe {
                 AtomicU64::from_ptr(to.cast()).store(next, Ordering::SeqCst);
             };
-            object.write_page(cpu.cpu(), page, write).expect("the page is there");
+            object.write_page(cpu.cpu(), page, write).expect("a resident page");
             floors[page as usize].store(next, Ordering::SeqCst);
         }
     }

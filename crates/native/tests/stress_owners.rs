@@ -197,7 +197,7 @@ impl<'l> Owner<'l> {
         if let Ok(value) = self.latest.peep(page as u64, || Value::load(cpu, at(page)))
             && value != Value::ZERO
         {
-            assert!(value.generation() >= self.seen[page], "{page}: {value:?} came back");
+            assert!(value.generation() >= self.seen[page], "{page}: {value:?} is an old value");
             self.seen[page] = value.generation();
         }
     }

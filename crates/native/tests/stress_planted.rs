@@ -84,7 +84,7 @@ fn a_kept_permission_to_store_is_detected() {
         cpu.exit(child);
         Ok(!found.may_be(0, most))
     });
-    assert_eq!(changed, Ok(true), "the child has what was stored after the fork");
+    assert_eq!(changed, Ok(true), "the child has a store from after the fork");
     let seen = native.machine().violations();
     assert!(seen.iter().any(|violation| violation.stale == Stale::Entry), "{seen:?}");
     // Without the plant, the permission is not kept.

@@ -1,6 +1,6 @@
 //! A few rounds of the stress program, `examples/stress.rs`, which runs many.
 
-#[allow(dead_code, reason = "the program uses all of it")]
+#[allow(dead_code, reason = "the program uses all parts")]
 #[path = "../examples/stress/mod.rs"]
 mod rounds;
 

@@ -49,7 +49,7 @@ fn fork(cpu: &NativeCpu<'_, '_>, floors: &Floors, random: &mut fastrand::Rng) ->
         [0, 1].map(|thread| {
             let mut word = [0; 8];
             let at = AT + page * PAGE + 8 * thread;
-            child.space().read_bytes(cpu.cpu(), at, &mut word).expect("the child has it");
+            child.space().read_bytes(cpu.cpu(), at, &mut word).expect("the child maps the page");
             u64::from_ne_bytes(word)
         })
     };

@@ -150,7 +150,7 @@ pub struct Contents {
 impl Contents {
     /// `pages` pages of zeros, or of `below`.
     pub fn new(id: u64, tag: u64, pages: usize, below: Option<Arc<Self>>) -> Self {
-        assert!(id > 0 && pages < 1 << PAGE_BITS && tag < 1 << TAG_BITS, "a value has room for it");
+        assert!(id > 0 && pages < 1 << PAGE_BITS && tag < 1 << TAG_BITS, "the numbers fit a value");
         let pages = (0..pages).map(|_| Page::default()).collect();
         Self { id, tag, lineage: Vec::new(), pages, below }
     }
@@ -270,18 +270,18 @@ impl Contents {
         if place != (Place { id: self.id, page: page as u64, writer: writer as u64 }) {
             return match &self.below {
                 Some(below) => below.source(page, writer, found).map(|_| Source::File),
-                None => Err("it is of another place"),
+                None => Err("the value of another place"),
             };
         }
         if generation > word.begun.load(SeqCst) {
-            return Err("it was never stored here");
+            return Err("the value was never stored here");
         }
         let ours = tag == self.tag && generation > word.inherited;
         let theirs = self.lineage.contains(&tag) && generation <= word.inherited;
         if ours || theirs {
             Ok(Source::Stored(generation))
         } else {
-            Err("it is of another process")
+            Err("the value of another process")
         }
     }
 

@@ -365,7 +365,7 @@ impl<'n> World<'n> {
         step: usize,
     ) -> Result<(), String> {
         for region in &program.regions {
-            let mover = region.mover().ok_or("a thread has left a region locked")?;
+            let mover = region.mover().ok_or("a thread did not unlock a region")?;
             for page in 0..region.len() {
                 let located = mover.locate(cpu.cpu(), program.process.space(), page)?;
                 let cuts = region.contents.cuts(page);
@@ -450,7 +450,7 @@ impl<'n> World<'n> {
         let census = self.native.audit(&[]).map_err(|wrong| format!("audit: {wrong}"))?;
         if census.taken() != before {
             return Err(format!(
-                "{} frames are taken, {before} before: {census:?}",
+                "{} frames are allocated, {before} before: {census:?}",
                 census.taken()
             ));
         }
@@ -479,7 +479,7 @@ impl<'n> World<'n> {
                 let found = files::word(cpu, file, page, writer);
                 if found != Ok(stored) {
                     return Err(format!(
-                        "word {writer} of page {page} of a file is {found:x?}, {stored:x} in its store"
+                        "word {writer} of page {page} of a file is {found:x?}, but {stored:x} in the store"
                     ));
                 }
             }

@@ -129,7 +129,7 @@ fn a_file_truncated_by_another_party_reads_as_zeros() {
 fn a_failed_write_returns_an_error_and_keeps_pages_dirty() {
     let host = file(2 * PAGE);
     let store = HostFile::new(reopened(&host, OpenOptions::new().read(true))).unwrap();
-    assert_eq!(store.set_len(1), Err(Errno::EINVAL), "what ftruncate says");
+    assert_eq!(store.set_len(1), Err(Errno::EINVAL), "the error of ftruncate");
     assert_eq!(store.punch(0..1), Err(Errno::EIO));
     with(store.file, |cpu, object| {
         let mut seen = object.errors_seen();
@@ -211,7 +211,7 @@ fn a_hole_is_zeros_with_and_without_holes_in_the_host() {
         assert_eq!(punch(1..38), Ok(()));
         expected[PAGE..38 * PAGE].fill(0);
         assert_eq!(bytes(&host), expected);
-        assert_eq!(punch(39..50), Ok(()), "the length stays");
+        assert_eq!(punch(39..50), Ok(()), "the length is unchanged");
         expected[39 * PAGE..].fill(0);
         assert_eq!(bytes(&host), expected);
         assert_eq!(punch(60..70), Ok(()));

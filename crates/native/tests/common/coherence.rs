@@ -119,7 +119,7 @@ impl Thread {
             }
             4 => {
                 cpu.mprotect(addr, len, Prot::empty())?;
-                assert!(cpu.load::<u64>(addr).is_err(), "{addr:#x} is nobody's");
+                assert!(cpu.load::<u64>(addr).is_err(), "{addr:#x} is inaccessible");
                 cpu.mprotect(addr, len, RW)?;
             }
             5 => {

@@ -335,7 +335,7 @@ fn within<'n, R>(
     space: &Process<'n>,
     what: impl FnOnce(&Thread<'_, '_, 'n>) -> R,
 ) -> R {
-    cpu.switch(space, |cpu| Ok(what(&Thread(cpu)))).expect("nothing here is refused")
+    cpu.switch(space, |cpu| Ok(what(&Thread(cpu)))).expect("no refused operation")
 }
 
 fn follow<'n>(
@@ -457,7 +457,7 @@ impl<'n> Lead<'_, 'n> {
         for (space, besides) in spaces.iter().zip(&batch.besides) {
             within(cpu, space, |hand| batch.case.end(hand, besides));
         }
-        let batch = Arc::into_inner(batch).expect("the others are done with it");
+        let batch = Arc::into_inner(batch).expect("the last reference to the batch");
         let returned = mine.into_iter().zip(theirs).map(|(mine, theirs)| [mine, theirs]);
         (batch, returned.collect())
     }

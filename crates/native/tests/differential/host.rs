@@ -191,13 +191,13 @@ impl Side for Host {
             Op::Map { slot, view } => self.map(slot, view),
             Op::Unmap { slot } => self.clear(slot),
             Op::Protect { slot, writable } => {
-                let view = known.parent[slot].expect("it is mapped");
+                let view = known.parent[slot].expect("a mapped slot");
                 let (at, len) = self.part(slot, &(0..view.pages));
                 // SAFETY: part of the window.
                 check("mprotect", unsafe { libc::mprotect(at, len, protection(writable)) });
             }
             Op::Move { from, to } => {
-                self.remap(from, to, known.parent[from].expect("it is mapped"));
+                self.remap(from, to, known.parent[from].expect("a mapped slot"));
             }
             Op::Load(place) => return Outcome::Loaded(self.load(known, place)),
             Op::Store(place, value) => return Outcome::Stored(self.store(known, place, value)),
@@ -233,7 +233,7 @@ impl Side for Host {
                 check("madvise", unsafe { libc::madvise(at, len, libc::MADV_DONTNEED) });
             }
             Op::Collapse { slot } => {
-                let view = known.parent[slot].expect("it is mapped");
+                let view = known.parent[slot].expect("a mapped slot");
                 let (at, len) = self.part(slot, &(0..view.pages));
                 // SAFETY: part of the window. The file system may refuse the advice.
                 unsafe { libc::madvise(at, len, libc::MADV_COLLAPSE) };

@@ -173,7 +173,7 @@ impl Known {
 
     /// Returns the mapping of `place`.
     pub fn view(&self, place: Place) -> View {
-        self.views(place.who)[place.slot].expect("operations are about mappings that there are")
+        self.views(place.who)[place.slot].expect("operations apply to existing mappings")
     }
 
     /// Returns the file offset of the word of `place`.

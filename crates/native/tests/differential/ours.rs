@@ -83,7 +83,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
         self.object.sync().expect("the file can be synced");
         let dirty = pages.take_while(|page| *page < self.object.pages());
         let dirty = dirty.filter(|page| self.object.is_dirty(cpu, *page));
-        assert_eq!(dirty.count(), 0, "pages are dirty though nothing ran since");
+        assert_eq!(dirty.count(), 0, "pages are dirty without a later access");
     }
 
     fn load(&mut self, place: Place) -> Result<u64, Signal> {
@@ -194,7 +194,7 @@ impl<'c, 'a, 'n> Ours<'c, 'a, 'n> {
 
 impl Side for Ours<'_, '_, '_> {
     fn step(&mut self, known: &Known, op: &Op) -> Outcome {
-        let view = |slot: usize| known.parent[slot].expect("it is mapped");
+        let view = |slot: usize| known.parent[slot].expect("a mapped slot");
         match *op {
             Op::Map { slot, view } => self.map(slot, view),
             Op::Unmap { slot } => self.clear(slot),
@@ -216,7 +216,7 @@ impl Side for Ours<'_, '_, '_> {
                 let page = self.addr_of(place) & !(PAGE - 1);
                 let mut there = None;
                 self.cpu.mincore(page, PAGE, |resident| there = Some(resident)).expect("mincore");
-                return Outcome::Resident(loaded, there.expect("mincore tells of each page"));
+                return Outcome::Resident(loaded, there.expect("mincore reports each page"));
             }
             Op::Read { offset, len } => return Outcome::Read(self.read(offset, len)),
             Op::Write { offset, len, seed } => self.write(offset, &bytes_to_write(len, seed)),
