@@ -14,7 +14,7 @@ const SOURCE: &str = "../preload/src/lib.rs";
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-changed=build.rs");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let library = out.join("preload.so");
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut command = Command::new(rustc);
@@ -39,5 +39,5 @@ fn main() {
         Err(error) => format!("Err({:?})", format!("rustc: {error}")),
     };
     let code = format!("static LIBRARY: Result<&[u8], &str> = {embedded};\n");
-    fs::write(out.join("preload.rs"), code).expect("OUT_DIR takes files");
+    fs::write(out.join("preload.rs"), code).expect("a writable OUT_DIR");
 }

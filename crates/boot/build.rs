@@ -28,13 +28,14 @@ const SOURCES: [&str; 8] =
     ["bare", "collections", "disk", "personality", "guest", "workload", "faultless", "native"];
 
 fn main() {
-    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let root = manifest.join("../..").canonicalize().unwrap_or(manifest);
     watch(&root);
 
     let skipped = env::var_os("FAULTLESS_EMBED").is_some_and(|wish| wish == "no");
-    let left_out = || "left out by FAULTLESS_EMBED=no; build again without it".to_owned();
+    let left_out =
+        || "excluded by FAULTLESS_EMBED=no; build again without this variable".to_owned();
     let (kernel, guests) = if skipped {
         (Err(left_out()), Err(left_out()))
     } else {
@@ -42,7 +43,7 @@ fn main() {
         thread::scope(|both| {
             let kernel = both.spawn(|| kernel(&root, &out));
             let guests = guests(&root, &out);
-            (kernel.join().expect("reports what is wrong"), guests)
+            (kernel.join().expect("errors are returned"), guests)
         })
     };
 
@@ -61,7 +62,7 @@ fn main() {
     };
     let _ = writeln!(code, "static KERNEL: Result<&[u8], &str> = {kernel};");
     let _ = writeln!(code, "static GUESTS: Result<&[(&str, &[u8])], &str> = {guests};");
-    fs::write(out.join("embedded.rs"), code).expect("OUT_DIR takes files");
+    fs::write(out.join("embedded.rs"), code).expect("a writable OUT_DIR");
 }
 
 /// Declares the dependencies of a build.
@@ -143,7 +144,7 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
     if let Some(package) = ["personality", "guest"].iter().find(|part| args[1].ends_with(*part))
         && !root.join("crates").join(package).join("Cargo.toml").exists()
     {
-        return Err(format!("crates/{package} is not there; build from the whole repository"));
+        return Err(format!("crates/{package} is missing; build from the whole repository"));
     }
     let target = root.join("target").join(folder);
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
@@ -173,7 +174,7 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let why = reason(&said);
-    println!("cargo::warning={} is left out: {why}", args[1]);
+    println!("cargo::warning={} is not embedded: {why}", args[1]);
     Err(why)
 }
 
@@ -190,5 +191,5 @@ fn reason(said: &str) -> String {
             .into();
     }
     let first = said.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
-    format!("it did not build ({first})")
+    format!("the build failed ({first})")
 }

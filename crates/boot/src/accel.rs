@@ -94,13 +94,11 @@ pub fn kvm_works(cpus: u16, memory: u64) -> Result<(), String> {
     });
     match hear.recv_timeout(ANSWER) {
         Ok(Ok(End::Exited(0))) => Ok(()),
-        Ok(Ok(End::TimedOut)) | Err(_) => {
-            Err("a machine that was tried did not end within a second".into())
-        }
+        Ok(Ok(End::TimedOut)) | Err(_) => Err("a test machine did not end within a second".into()),
         Ok(Ok(end)) => {
             let end = end.to_string();
             let end = end.lines().next().unwrap_or_default();
-            Err(format!("a machine that was tried ended otherwise than it should: {end}"))
+            Err(format!("a test machine ended with an error: {end}"))
         }
         Ok(Err(error)) => Err(error.to_string()),
     }

@@ -63,10 +63,10 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
     let at = header.e_phoff(endian);
     let size = u64::from(header.e_phentsize(endian));
     if header.e_phnum(endian) == 0 {
-        wrong!(Place::Header, "there are no program headers, so this is not a linked program");
+        wrong!(Place::Header, "no program headers, so this is not a linked program");
     }
     if size != size_of::<ProgramHeader64<LittleEndian>>() as u64 {
-        wrong!(Place::Header, "program headers of {size} bytes; they have 56");
+        wrong!(Place::Header, "program headers of {size} bytes; the size must be 56");
     }
     let count = header.e_phnum(endian);
     if u64::from(count) > MOST_SEGMENTS {
@@ -76,7 +76,7 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
         Ok(segments) => segments,
         Err(_) => wrong!(
             Place::Segments { at },
-            "{} of them go beyond the file's end at {:#x}; it is truncated",
+            "{} of the headers lie beyond the file's end at {:#x}; the file is truncated",
             count,
             data.len()
         ),
@@ -111,7 +111,7 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
         }
     }
     if loaded.is_none() {
-        wrong!(Place::Segments { at }, "none of them is to be loaded (PT_LOAD)");
+        wrong!(Place::Segments { at }, "no header has a segment to load (PT_LOAD)");
     }
     if !entered {
         let entry = header.e_entry(endian);
@@ -123,7 +123,7 @@ pub fn check(data: &[u8], comes_along: impl Fn(&str) -> bool) -> Result<(), ElfE
     if plan(data).is_none() {
         wrong!(
             Place::Segments { at },
-            "the kernel finds no place for them from {:#x} to {:#x}",
+            "the kernel finds no place for the segments from {:#x} to {:#x}",
             PROGRAMS.start,
             PROGRAMS.end
         );
@@ -153,18 +153,18 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
         );
     }
     if data.is_empty() {
-        wrong!(place, "not an ELF file: it is empty");
+        wrong!(place, "not an ELF file: the file is empty");
     }
     if !data.starts_with(&elf::ELFMAG) {
         let start = &data[..data.len().min(16)];
         let text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
         if start.iter().all(text) {
             let start = String::from_utf8_lossy(start);
-            wrong!(place, "not an ELF file: it begins with the text {start:?}");
+            wrong!(place, "not an ELF file: the file begins with the text {start:?}");
         }
         wrong!(
             place,
-            "not an ELF file: it begins with the bytes {:02x?}",
+            "not an ELF file: the file begins with the bytes {:02x?}",
             &start[..start.len().min(4)]
         );
     }
@@ -180,7 +180,7 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
         wrong!(place, "not a little-endian program (data encoding {})", ident(5));
     }
     let Ok(header) = Header::parse(data) else {
-        wrong!(place, "an ELF version that is not known ({})", ident(6));
+        wrong!(place, "an unknown ELF version ({})", ident(6));
     };
     let (machine, kind) = (header.e_machine(LittleEndian), header.e_type(LittleEndian));
     if machine != elf::EM_X86_64 {
@@ -190,7 +190,7 @@ fn header(data: &[u8]) -> Result<&Header, ElfError> {
         elf::ET_EXEC | elf::ET_DYN => Ok(header),
         elf::ET_REL => wrong!(place, "an object file that is not linked yet"),
         elf::ET_CORE => wrong!(place, "a core dump"),
-        other => wrong!(place, "type {} is no program", other.0),
+        other => wrong!(place, "type {} is not a program", other.0),
     }
 }
 
@@ -203,7 +203,7 @@ fn interpreter(
 ) -> Result<(), ElfError> {
     let length = segment.p_filesz(LittleEndian);
     if !INTERPRETER.contains(&length) {
-        wrong!(place, "an interpreter's name of {length} bytes; it has 2 to {PAGE}");
+        wrong!(place, "an interpreter's name of {length} bytes; the length must be 2 to {PAGE}");
     }
     let name = segment.data(LittleEndian, data).unwrap_or_default();
     let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name));
@@ -212,8 +212,9 @@ fn interpreter(
     }
     wrong!(
         place,
-        "dynamically linked: it asks for the interpreter {name:?}; link it statically (cc -static, or \
-         RUSTFLAGS='-Ctarget-feature=+crt-static'), or put the interpreter and its libraries in --files"
+        "dynamically linked: requires the interpreter {name:?}; link the program statically (cc \
+         -static, or RUSTFLAGS='-Ctarget-feature=+crt-static'), or put the interpreter and the \
+         libraries in --files"
     )
 }
 
@@ -231,19 +232,19 @@ fn load(
     if offset.checked_add(filed).is_none_or(|end| end > length) {
         wrong!(
             place,
-            "its {filed:#x} bytes from offset {offset:#x} go beyond the file's end at {length:#x}; the \
-             file is truncated"
+            "{filed:#x} bytes from offset {offset:#x} reach beyond the file's end at \
+             {length:#x}; the file is truncated"
         );
     }
     if filed > size {
-        wrong!(place, "it has more bytes in the file ({filed:#x}) than in memory ({size:#x})");
+        wrong!(place, "more bytes in the file ({filed:#x}) than in memory ({size:#x})");
     }
     if start % PAGE != offset % PAGE {
         wrong!(place, "address {start:#x} and offset {offset:#x} differ within a page");
     }
     let align = segment.p_align(endian);
     if align > 1 && !align.is_power_of_two() {
-        wrong!(place, "its alignment {align:#x} is not a power of two");
+        wrong!(place, "the alignment {align:#x} is not a power of two");
     }
     let Some(end) = start.checked_add(size).filter(|end| *end <= PROGRAMS.end) else {
         wrong!(place, "{size:#x} bytes at {start:#x} do not lie in a program's addresses");
@@ -251,7 +252,7 @@ fn load(
     if header.e_type(endian) == elf::ET_EXEC && start < PROGRAMS.start {
         wrong!(
             place,
-            "address {start:#x} is below {:#x}, where nothing may be mapped",
+            "address {start:#x} is below {:#x}, the lowest address of a mapping",
             PROGRAMS.start
         );
     }

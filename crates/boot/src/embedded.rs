@@ -30,7 +30,7 @@ pub fn guest(name: &str) -> Result<Guest, BootError> {
     let found = guests()?.find(|guest| guest.name == name);
     found.ok_or_else(|| BootError::NotBuilt {
         what: format!("the guest program {name:?}"),
-        why: "no source has that name",
+        why: "no guest program has this name",
     })
 }
 
@@ -109,7 +109,7 @@ mod tests {
         let Ok(image) = kernel() else { return };
         let file = ElfFile64::<object::Endianness>::parse(image).expect("an ELF file");
         let section = file.section_by_name(".text").expect("code");
-        let (text, base) = (section.data().expect("its bytes"), section.address());
+        let (text, base) = (section.data().expect("the bytes of the code"), section.address());
         let functions = functions(&file);
         let named = |place: usize| functions[place].2.as_str();
         let is = |name: &str, parts: &[&str]| parts.iter().any(|part| name.contains(part));

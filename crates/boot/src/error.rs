@@ -55,8 +55,8 @@ pub enum BootError {
     },
     /// The files need more memory than the machine has.
     #[error(
-        "the files take {files} MiB, which {memory} MiB of memory do not hold twice (as archive \
-         and as files)"
+        "the files take {files} MiB, and {memory} MiB of memory cannot hold the files twice (as \
+         archive and as files)"
     )]
     Memory {
         /// The size of the files, in MiB.
@@ -66,8 +66,8 @@ pub enum BootError {
     },
     /// The swap disk's tables need more memory than the machine can give.
     #[error(
-        "a swap disk of {swap} MiB needs {tables} MiB of memory for its tables, and they get no more than a \
-         quarter of the {memory} MiB that there are"
+        "a swap disk of {swap} MiB needs {tables} MiB of memory for its tables, but the limit is \
+         a quarter of the available {memory} MiB"
     )]
     Swap {
         /// The disk, in MiB.
@@ -78,7 +78,7 @@ pub enum BootError {
         memory: u64,
     },
     /// An argument or variable that cannot be passed, because it contains a NUL.
-    #[error("{what} {text:?} has a NUL inside")]
+    #[error("{what} {text:?} contains a NUL")]
     Nul {
         /// The kind of the string.
         what: &'static str,

@@ -85,7 +85,7 @@ impl What {
                 let mut file = File::open(path).map_err(BootError::file(path))?;
                 let copied = io::copy(&mut file, out).map_err(BootError::file(path))?;
                 if copied != u64::from(*size) {
-                    return Err(unfit(path, "it changed its size while it was read"));
+                    return Err(unfit(path, "the size changed during the read"));
                 }
                 Ok(())
             }
@@ -186,7 +186,7 @@ impl Initrd {
                 let path = entry.path();
                 let Ok(name) = entry.file_name().into_string() else {
                     self.skipped
-                        .push(format!("{path:?} has a name that is not text (UTF-8); left out"));
+                        .push(format!("{path:?} has a name that is not text (UTF-8); omitted"));
                     continue;
                 };
                 let inside = if inside.is_empty() { name } else { format!("{inside}/{name}") };
@@ -216,7 +216,7 @@ impl Initrd {
             let target = target.into_os_string().into_string();
             let Ok(target) = target else {
                 let why = "points to a name that is not text (UTF-8)";
-                self.skipped.push(format!("{path:?} {why}; left out"));
+                self.skipped.push(format!("{path:?} {why}; omitted"));
                 return Ok(None);
             };
             return Ok(Some(What::Symlink(target)));
@@ -236,7 +236,7 @@ impl Initrd {
         } else {
             "a device"
         };
-        self.skipped.push(format!("{} is {what}; left out", path.display()));
+        self.skipped.push(format!("{} is {what}; omitted", path.display()));
         Ok(None)
     }
 
@@ -310,7 +310,7 @@ mod tests {
     /// Name, mode with type, and contents of each entry.
     fn entries(initrd: &Initrd) -> Vec<(String, u32, Vec<u8>)> {
         let mut bytes = Vec::new();
-        initrd.write(&mut bytes).expect("memory takes it");
+        initrd.write(&mut bytes).expect("the output is memory");
         let mut rest = &bytes[..];
         let mut found = Vec::new();
         loop {
@@ -320,7 +320,7 @@ mod tests {
                 return found;
             }
             let mut contents = Vec::new();
-            reader.read_to_end(&mut contents).expect("its contents");
+            reader.read_to_end(&mut contents).expect("readable contents");
             found.push((entry.name().to_owned(), entry.mode(), contents));
             rest = reader.finish().expect("the next");
         }
@@ -385,7 +385,7 @@ mod tests {
         initrd.bytes("empty", 0o644, Vec::new()).expect("fits");
         initrd.bytes(".boot/argv", 0o444, b"/a".to_vec()).expect("fits");
         let mut image = Vec::new();
-        let places = initrd.move_to_disk(&mut image).expect("memory takes it");
+        let places = initrd.move_to_disk(&mut image).expect("the output is memory");
         assert_eq!(places, BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 1)]));
         assert_eq!(image.len(), 3 * 4096);
         assert!(image[..7] == *b"program" && image[7..4096].iter().all(|&byte| byte == 0));
@@ -423,7 +423,7 @@ mod tests {
     fn unreadable_files_are_named() {
         let root = tempfile::tempdir().expect("a directory");
         let gone = root.path().join("gone");
-        let error = Initrd::new().tree(&gone).expect_err("is not there");
+        let error = Initrd::new().tree(&gone).expect_err("a missing file");
         assert_eq!(
             error.to_string(),
             format!("{}: No such file or directory (os error 2)", gone.display())

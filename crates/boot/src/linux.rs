@@ -109,7 +109,7 @@ impl Stock {
         let Some(file) = found.find(|entry| entry.path().extension().is_some_and(|e| e == "deb"))
         else {
             return Err(BootError::Linux(format!(
-                "apt-get download {package} left no package behind"
+                "apt-get download {package} produced no package"
             )));
         };
         let Unpacked { image, drivers } = unpack(&file.path(), work.path())?;
@@ -133,7 +133,7 @@ fn cache() -> Result<PathBuf, BootError> {
     let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let base = base.ok_or_else(|| {
         BootError::Linux(
-            "neither XDG_CACHE_HOME nor HOME says where the kernel is to be kept".into(),
+            "neither XDG_CACHE_HOME nor HOME is set, so the kernel has no cache directory".into(),
         )
     })?;
     Ok(base.join("faultless"))
@@ -142,7 +142,7 @@ fn cache() -> Result<PathBuf, BootError> {
 /// Runs one of Debian's tools; returns its output.
 fn apt(command: &mut Command) -> Result<String, BootError> {
     const HELP: &str =
-        "a Linux kernel comes out of a Debian package; elsewhere, give one with --kernel FILE";
+        "the Linux kernel is taken from a Debian package; on other systems use --kernel FILE";
     let tool = command.get_program().to_string_lossy().into_owned();
     let ran = command.env("LC_ALL", "C").stdin(Stdio::null()).output();
     let output = ran.map_err(|error| BootError::Linux(format!("{tool}: {error}; {HELP}")))?;
@@ -164,7 +164,7 @@ fn package() -> Result<String, BootError> {
         known.lines().filter_map(|line| line.split_whitespace().next()?.strip_prefix(START));
     let newest = newest(names.map(str::to_owned).collect()).ok_or_else(|| {
         BootError::Linux(format!(
-            "apt knows of no Linux {RELEASE}: apt-get update, or give a kernel with --kernel FILE"
+            "apt finds no Linux {RELEASE}: run apt-get update, or use --kernel FILE"
         ))
     })?;
     Ok(format!("{START}{newest}"))
@@ -201,7 +201,7 @@ fn unpack(package: &Path, into: &Path) -> Result<Unpacked, BootError> {
         .spawn()
         .map_err(BootError::file("dpkg-deb"))?;
     let stream =
-        child.stdout.take().ok_or_else(|| BootError::Linux("dpkg-deb has no output".into()))?;
+        child.stdout.take().ok_or_else(|| BootError::Linux("no output of dpkg-deb".into()))?;
     let found = files_of(stream, into).map_err(BootError::file(package));
     // After an error, the child may still be running.
     let _ = child.kill();
@@ -333,7 +333,7 @@ impl LinuxMachine {
         let cut = ended.cut.map(|cut| match cut {
             Cut::Timeout => "the time limit was reached",
             Cut::Stop | Cut::Closed => "interrupted",
-            Cut::Unwritten(_) => "its output cannot be written",
+            Cut::Unwritten(_) => "the output cannot be written",
         });
         let console = String::from_utf8_lossy(&console).replace('\r', "");
         Ok(LinuxRun { console, cut, wall: ended.wall })
@@ -371,7 +371,7 @@ mod tests {
         let file = dir.path().join("vmlinuz-6.12.1-amd64");
         let mut bytes = vec![0; 0x300];
         fs::write(&file, &bytes).expect("written");
-        let error = Stock::file(&file).expect_err("has no magic").to_string();
+        let error = Stock::file(&file).expect_err("a missing magic number").to_string();
         assert!(error.contains("vmlinuz-6.12.1-amd64: not a Linux kernel"), "{error}");
         bytes[0x202..0x206].copy_from_slice(b"HdrS");
         fs::write(&file, &bytes).expect("written");
@@ -379,7 +379,7 @@ mod tests {
         let gone = dir.path().join("gone");
         assert!(
             Stock::file(&gone)
-                .expect_err("is not there")
+                .expect_err("a missing file")
                 .to_string()
                 .contains("gone: No such file")
         );
@@ -401,7 +401,7 @@ mod tests {
             header.set_mode(0o644);
             archive.append_data(&mut header, name, contents.as_bytes()).expect("fits");
         }
-        let stream = archive.into_inner().expect("memory takes it");
+        let stream = archive.into_inner().expect("the output is memory");
         let dir = tempfile::tempdir().expect("a directory");
         let (image, drivers) = files_of(&stream[..], dir.path()).expect("reads");
         assert_eq!(image, Some(dir.path().join("vmlinuz-6")));
@@ -424,7 +424,7 @@ mod tests {
         bytes[0x202..0x206].copy_from_slice(b"HdrS");
         fs::write(&image, &bytes).expect("written");
         let kernel = || Stock::file(&image).expect("a kernel").with_drivers(dir.path());
-        assert!(!kernel().reads_disks(), "an earlier version kept none");
+        assert!(!kernel().reads_disks(), "an earlier version kept no drivers");
         let names = ["virtio_blk-6.12.1-amd64.ko.xz", "virtio-6.12.1-amd64.ko.zst"];
         for name in [names[0], names[1], "virtio_ring-6.12.2-amd64.ko"] {
             fs::write(dir.path().join(name), "module").expect("written");

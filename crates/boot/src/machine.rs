@@ -138,7 +138,7 @@ impl Program {
                 let name = self.source.file_name().and_then(|name| name.to_str());
                 let name = name.ok_or_else(|| BootError::Unfit {
                     path: self.source.clone(),
-                    why: "its name is not text (UTF-8)",
+                    why: "the name is not text (UTF-8)",
                 })?;
                 let below = !initrd.contains("bin") || initrd.is_directory("bin");
                 let path = if below { format!("bin/{name}") } else { name.to_owned() };
@@ -266,7 +266,7 @@ impl Disk {
     ) -> Result<Drive<'a>, BootError> {
         let sector = |(path, page): &(String, u64)| {
             let first = places.get(path.trim_start_matches('/')).ok_or_else(|| {
-                BootError::Unfit { path: path.into(), why: "it is not on the disk" }
+                BootError::Unfit { path: path.into(), why: "the file is not on the disk" }
             })?;
             Ok((sector_of(first + page), Operation::Read))
         };
@@ -340,17 +340,17 @@ impl fmt::Display for End {
             Self::Exited(status) => write!(f, "exit status {status}"),
             Self::Panicked(why) => write!(f, "the kernel panicked: {why}"),
             Self::Silent(said) => {
-                let gap = if said.is_empty() { "" } else { ": QEMU said: " };
-                write!(f, "the machine stopped without saying how the program ended{gap}{said}")
+                let gap = if said.is_empty() { "" } else { ": output of QEMU: " };
+                write!(f, "the machine stopped without an exit status of the program{gap}{said}")
             }
             Self::TimedOut => f.write_str("the time limit was reached"),
             Self::Stopped => f.write_str("interrupted"),
             Self::Closed => f.write_str("the output was closed"),
-            Self::Unwritten(why) => write!(f, "its output cannot be written to {why}"),
+            Self::Unwritten(why) => write!(f, "the output cannot be written to {why}"),
             Self::Lost { sent: [output, errors], received: [out, err] } => write!(
                 f,
-                "its output was lost: {out} of {output} bytes of standard output and {err} of {errors} bytes of \
-                 standard error arrived"
+                "output was lost: {out} of {output} bytes of standard output and {err} of \
+                 {errors} bytes of standard error arrived"
             ),
         }
     }

@@ -351,7 +351,7 @@ impl Qemu<'_> {
         limits: &Limits<'_>,
     ) -> Result<Ended, BootError> {
         let pipes =
-            |error: io::Error| BootError::Qemu(format!("no pipes for its consoles: {error}"));
+            |error: io::Error| BootError::Qemu(format!("no pipes for the consoles: {error}"));
         let (errors_end, errors) = io::pipe().map_err(pipes)?;
         let (report_end, report) = io::pipe().map_err(pipes)?;
         let (output_end, output) = io::pipe().map_err(pipes)?;

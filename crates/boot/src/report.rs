@@ -91,11 +91,11 @@ mod tests {
     #[test]
     fn every_line_is_parsed() {
         let report = Report::read(
-            "message system call 321 (bpf) is not there\ncounter faults 12\r\n\
-             counter spf 18446744073709551615\nsignal 11\nsent 12 0\n\nexit 139\n",
+            "message system call 321 (bpf) is missing\ncounter faults 12\r\ncounter spf \
+             18446744073709551615\nsignal 11\nsent 12 0\n\nexit 139\n",
         );
         assert_eq!(report.sent, Some([12, 0]));
-        assert_eq!(report.messages, ["system call 321 (bpf) is not there"]);
+        assert_eq!(report.messages, ["system call 321 (bpf) is missing"]);
         assert_eq!(report.counter("faults"), Some(12));
         assert_eq!(report.counter("spf"), Some(u64::MAX));
         assert_eq!(report.counter("exit"), None);

@@ -24,7 +24,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn copy(from: &Path, to: &Path) {
-    host(Command::new("cp").arg(from).arg(to), "it can be copied");
+    host(Command::new("cp").arg(from).arg(to), "a copied file");
 }
 
 fn with(disk: Disk, machine: Machine) -> Machine {
@@ -36,7 +36,7 @@ fn with(disk: Disk, machine: Machine) -> Machine {
 fn passes(machine: &Machine, checks: &[&str]) -> Ran {
     let files = folder();
     let data = files.path().join("data");
-    fs::create_dir(&data).expect("it can be made");
+    fs::create_dir(&data).expect("a created file");
     let contents = contents();
     for name in [
         "reads",
@@ -56,7 +56,7 @@ fn passes(machine: &Machine, checks: &[&str]) -> Ran {
         "bad",
         "out",
     ] {
-        fs::write(data.join(name), &contents).expect("it can be written");
+        fs::write(data.join(name), &contents).expect("a written file");
     }
     for name in ["busybox_copy", "bad_program"] {
         copy(busybox(), &data.join(name));
@@ -64,10 +64,9 @@ fn passes(machine: &Machine, checks: &[&str]) -> Ran {
     // The interpreter's first argument is the applet's name.
     copy(busybox(), &data.join("busybox"));
     let script = data.join("script");
-    fs::write(&script, "#!/data/busybox sh\nexec /data/busybox \"$@\"\n")
-        .expect("it can be written");
-    host(Command::new("chmod").arg("755").arg(&script), "it can be run");
-    let program = Program::guest(guest("disk").expect("guest programs come along"));
+    fs::write(&script, "#!/data/busybox sh\nexec /data/busybox \"$@\"\n").expect("a written file");
+    host(Command::new("chmod").arg("755").arg(&script), "an executable file");
+    let program = Program::guest(guest("disk").expect("embedded guest programs"));
     let ran = boot(machine, &program.files(files.path()).args(checks)).exited(0);
     let passed = ran.output.lines().filter(|line| line.starts_with("ok ")).count();
     assert!(passed == checks.len() && !ran.output.contains("FAIL"), "{ran}");
@@ -114,7 +113,7 @@ fn file_disk_and_swap_disk_are_not_confused() {
     let files = folder();
     for machine in machines() {
         let machine = Machine { memory: 96 << 20, swap: Some(256 << 20), ..machine };
-        let program = Program::guest(guest("swap").expect("guest programs come along"));
+        let program = Program::guest(guest("swap").expect("embedded guest programs"));
         let program = program.files(files.path()).args(["stored_values_are_read_back"]);
         let ran = boot(&with(Disk::default(), machine), &program).exited(0);
         assert!(
@@ -147,7 +146,7 @@ fn errors_of_a_disk() {
         passes(&with(disk, machine), &["errors"]);
     }
     let disk = Disk { unreadable: vec![("/none".into(), 0)], ..Disk::default() };
-    let program = Program::file(busybox()).expect("it is a program").args(["true"]);
+    let program = Program::file(busybox()).expect("a valid program").args(["true"]);
     let refused = try_boot(&with(disk, parallel()), &program).err();
     assert!(matches!(refused, Some(BootError::Unfit { .. })), "{refused:?}");
 }
@@ -156,9 +155,9 @@ fn errors_of_a_disk() {
 #[test]
 fn the_cost_of_a_major_fault() {
     let files = folder();
-    let unread = fs::File::create(files.path().join("unread")).expect("it can be made");
+    let unread = fs::File::create(files.path().join("unread")).expect("a created file");
     unread.set_len(12 << 20).expect("a file with a hole");
-    let program = Program::guest(guest("reclaim").expect("guest programs come along"));
+    let program = Program::guest(guest("reclaim").expect("embedded guest programs"));
     let program = program.files(files.path()).args(["row=major_fault", "disk=/unread", "passes=2"]);
     let cost = |reads_per_second| {
         let ran =
@@ -190,9 +189,9 @@ fn files_larger_than_memory() {
     let files = folder();
     let shell = files.path().join("busybox");
     copy(busybox(), &shell);
-    let large = fs::File::create(files.path().join("large")).expect("it can be made");
+    let large = fs::File::create(files.path().join("large")).expect("a created file");
     large.set_len(600 << 20).expect("a file with a hole");
-    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let program = Program::file(&shell).expect("a valid program").files(files.path());
     let script = "dd if=/large of=/dev/null bs=1M && dd if=/large of=/dev/null bs=64k count=99 && tail -c 5 /large";
     let program = program.args(["sh", "-c", script]);
     let machine = Machine { memory: 256 << 20, ..parallel() };
@@ -209,9 +208,9 @@ fn sequential_reads() {
     let files = folder();
     let shell = files.path().join("busybox");
     copy(busybox(), &shell);
-    let long = fs::File::create(files.path().join("long")).expect("it can be made");
+    let long = fs::File::create(files.path().join("long")).expect("a created file");
     long.set_len(16 << 20).expect("a file with a hole");
-    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let program = Program::file(&shell).expect("a valid program").files(files.path());
     let reads = |order: u32, file: &str| {
         let script = format!("dd if={file} of=/dev/null bs=4k");
         let words = vec![format!("set=prefault_max_order={order}")];
@@ -231,11 +230,11 @@ fn sequential_reads() {
 fn text_of_a_disk_collapses() {
     let files = folder();
     let data = files.path().join("data");
-    fs::create_dir(&data).expect("it can be made");
+    fs::create_dir(&data).expect("a created file");
     // Each word of a page contains the page number.
     let text: Vec<u8> = (0..3 * 512u64).flat_map(|page| page.to_le_bytes().repeat(512)).collect();
-    fs::write(data.join("text"), text).expect("it can be written");
-    let program = Program::guest(guest("collapse").expect("guest programs come along"));
+    fs::write(data.join("text"), text).expect("a written file");
+    let program = Program::guest(guest("collapse").expect("embedded guest programs"));
     let program = program.files(files.path()).args(["text_on_a_disk"]);
     for machine in machines() {
         let machine = Machine { words: vec!["text_scan=20".into()], ..machine };
@@ -251,9 +250,9 @@ fn text_of_a_disk_collapses() {
 fn random_calls() {
     let files = folder();
     for name in ["a", "b", "c"] {
-        fs::write(files.path().join(name), contents()).expect("it can be written");
+        fs::write(files.path().join(name), contents()).expect("a written file");
     }
-    let program = Program::guest(guest("fuzz").expect("guest programs come along"));
+    let program = Program::guest(guest("fuzz").expect("embedded guest programs"));
     let program = program.files(files.path()).args(["seconds=20", "calls=all"]);
     let disk = Disk { reads_per_second: Some(500), ..Disk::default() };
     let ran = boot(&with(disk, parallel()), &program).exited(0);
@@ -267,8 +266,8 @@ fn a_script() {
     let (shell, script) = (files.path().join("busybox"), files.path().join("script.sh"));
     copy(busybox(), &shell);
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/script.sh"), &script)
-        .expect("it can be copied");
-    let program = Program::file(&shell).expect("it is a program").files(files.path()).args([
+        .expect("a copied file");
+    let program = Program::file(&shell).expect("a valid program").files(files.path()).args([
         "sh",
         "/script.sh",
         "/busybox",
@@ -291,14 +290,15 @@ fn a_dynamically_linked_program() {
     let mut compile = Command::new("cc");
     compile.args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).arg("-lm");
     host(&mut compile, "apt-get install gcc libc6-dev");
-    let needed = host(Command::new("ldd").arg(&program), "it is linked");
+    let needed = host(Command::new("ldd").arg(&program), "a dynamically linked program");
     for path in needed.split_whitespace().filter(|word| word.starts_with('/')) {
         let inside = files.path().join(path.trim_start_matches('/'));
-        fs::create_dir_all(inside.parent().expect("a directory")).expect("it can be made");
+        fs::create_dir_all(inside.parent().expect("a directory")).expect("a created file");
         copy(Path::new(path), &inside);
     }
-    let there = host(Command::new(&program).arg("one").env_clear(), "it runs on the host");
-    let program = Program::file_among(files.path(), &program).expect("it is a program");
+    let there =
+        host(Command::new(&program).arg("one").env_clear(), "a program that runs on the host");
+    let program = Program::file_among(files.path(), &program).expect("a valid program");
     let mut program = program.args(["one"]);
     program.environ.clear();
     for machine in machines() {

@@ -12,13 +12,13 @@ use std::process::Command;
 /// Builds the example in the directory `home` as documented in `faultless-bare`.
 fn example(home: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let root = root.canonicalize().expect("the workspace is there");
+    let root = root.canonicalize().expect("the folder of the workspace");
     let template = fs::read_to_string(root.join("crates/bare/template/Cargo.toml"));
     let manifest = template.expect("the template is text");
     let manifest = manifest.replace("\"faultless/", &format!("\"{}/", root.display()));
     let make = |name: &str| fs::create_dir(home.join(name)).expect("the directory is empty");
     [".cargo", "src"].iter().for_each(|name| make(name));
-    fs::write(home.join("Cargo.toml"), manifest).expect("the directory takes files");
+    fs::write(home.join("Cargo.toml"), manifest).expect("a writable directory");
     for (from, to) in [
         (".cargo/config.toml", ".cargo/config.toml"),
         ("crates/personality/build.rs", "build.rs"),
@@ -26,7 +26,7 @@ fn example(home: &Path) -> PathBuf {
         // The same versions of the dependencies as here, which the host already has.
         ("Cargo.lock", "Cargo.lock"),
     ] {
-        fs::copy(root.join(from), home.join(to)).expect("the directory takes files");
+        fs::copy(root.join(from), home.join(to)).expect("a writable directory");
     }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(home).args(["build", "--release"]);
@@ -45,7 +45,7 @@ fn pages() {
     for machine in [deterministic(), parallel()] {
         let machine = Machine { kernel: kernel.clone(), ..machine };
         // This kernel ignores the program.
-        let ran = boot(&machine, &Program::file(busybox()).expect("it is a program"));
+        let ran = boot(&machine, &Program::file(busybox()).expect("a valid program"));
         assert_eq!(ran.end, End::Exited(0), "{ran}");
         let said = ran.report.messages.join("\n");
         let expected = [

@@ -253,7 +253,7 @@ fn swap() {
     }
     // Larger than memory can hold tables for.
     let machine = Machine { memory: 96 << 20, swap: Some(32 << 30), ..deterministic() };
-    let program = Program::guest(guest("swap").expect("guest programs come along"));
+    let program = Program::guest(guest("swap").expect("embedded guest programs"));
     let refused = try_boot(&machine, &program).err();
     assert!(matches!(refused, Some(BootError::Swap { tables: 96, .. })), "{refused:?}");
     let none = run(&Machine { memory: 96 << 20, ..deterministic() }, "swap", &["none"]).exited(0);

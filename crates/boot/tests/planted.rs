@@ -46,7 +46,7 @@ fn programs_detect_an_early_reuse() {
     // In parallel, the time of the fault, and the overlap of the CPUs, are random.
     let beside =
         || planted(parallel(), "early-reuse", &["revoked_elsewhere", "move_seen_elsewhere"]);
-    assert!((0..5).any(|_| beside().output.contains("FAIL ")), "no run notices it");
+    assert!((0..5).any(|_| beside().output.contains("FAIL ")), "no run detects the fault");
     // On one CPU there is no other CPU to be too early for.
     planted(deterministic(), "early-reuse", &checks).exited(0);
 }
@@ -100,7 +100,7 @@ fn kernel_reports_an_overflowed_stack() {
     ];
     for (plant, command, said) in cases {
         for machine in machines() {
-            let program = Program::file(busybox()).expect("it is a program");
+            let program = Program::file(busybox()).expect("a valid program");
             let ran = boot(&with(plant, machine), &program.args(["sh", "-c", command]));
             assert!(matches!(&ran.end, End::Panicked(why) if why.contains(said)), "{plant}: {ran}");
         }

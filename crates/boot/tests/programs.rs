@@ -18,7 +18,7 @@ fn folder() -> tempfile::TempDir {
 /// Copies a program, in a separate process. A child started concurrently by another test could keep
 /// a file open that this process writes, and a file open for writing cannot be executed.
 fn copy(from: &Path, to: &Path) {
-    host(Command::new("cp").arg(from).arg(to), "it can be copied");
+    host(Command::new("cp").arg(from).arg(to), "a copied file");
 }
 
 /// A shell script that forks, pipes and sorts a megabyte.
@@ -28,14 +28,14 @@ fn busybox_runs_a_script() {
     let (shell, script) = (files.path().join("busybox"), files.path().join("script.sh"));
     copy(busybox(), &shell);
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/script.sh"), &script)
-        .expect("it can be copied");
+        .expect("a copied file");
     let scratch = folder();
     let there = host(
         Command::new(&shell).arg("sh").arg(&script).arg(&shell).arg(scratch.path()),
         "the script runs on the host",
     );
     assert!(there.ends_with("done\n"), "{there}");
-    let program = Program::file(&shell).expect("it is a program").files(files.path()).args([
+    let program = Program::file(&shell).expect("a valid program").files(files.path()).args([
         "sh",
         "/script.sh",
         "/busybox",
@@ -59,10 +59,10 @@ fn c_program(compiler: &str, hint: &str) {
     let arguments = ["one", "two words", ""];
     let there = host(
         Command::new(&program).args(arguments).env_clear().env("VARIABLE", "value"),
-        "it runs on the host",
+        "a program that runs on the host",
     );
     assert!(there.ends_with("done\n"), "{there}");
-    let program = Program::file(&program).expect("it is a program").args(arguments);
+    let program = Program::file(&program).expect("a valid program").args(arguments);
     let program = program.env("VARIABLE=value");
     for machine in machines() {
         let ran = boot(&machine, &program).exited(0);
@@ -88,7 +88,7 @@ fn statuses() {
     let shell = files.path().join("busybox");
     copy(busybox(), &shell);
     let run = |command: &str| {
-        let program = Program::file(&shell).expect("it is a program").files(files.path());
+        let program = Program::file(&shell).expect("a valid program").files(files.path());
         boot(&deterministic(), &program.args(["sh", "-c", command]))
     };
     run("exit 0").exited(0);
@@ -107,7 +107,7 @@ fn an_init() {
     copy(busybox(), &shell);
     let script = "echo $$ $PPID; (/busybox sleep 0.01 &); /busybox sleep 0.2; echo /proc/[0-9]*;
         kill -KILL 1; echo $?; /busybox sleep 1000 & (/busybox sleep 1000 &); exit 5";
-    let program = Program::file(&shell).expect("it is a program").files(files.path());
+    let program = Program::file(&shell).expect("a valid program").files(files.path());
     let program = program.args(["sh", "-c", script]);
     for machine in machines() {
         let ran = boot(&machine, &program).exited(5);
@@ -119,7 +119,7 @@ fn an_init() {
 #[test]
 fn input_arrives_completely() {
     let input: Vec<u8> = (0..20_000u32).map(|at| (at ^ at >> 8) as u8).collect();
-    let program = Program::file(busybox()).expect("it is a program").args(["cat"]);
+    let program = Program::file(busybox()).expect("a valid program").args(["cat"]);
     let mut output = Vec::new();
     let streams = Streams {
         input: Input::Bytes(input.clone()),
@@ -129,7 +129,12 @@ fn input_arrives_completely() {
     let limits = Limits { timeout: Some(Duration::from_secs(60)), stop: None };
     let run = Machine::default().run(&program, streams, &limits).expect("the machine starts");
     assert_eq!(run.end, End::Exited(0));
-    assert!(output == input, "{} of {} bytes came, or others", output.len(), input.len());
+    assert!(
+        output == input,
+        "{} of {} bytes arrived, or the bytes differ",
+        output.len(),
+        input.len()
+    );
 }
 
 /// A program starts in the root of its files, or in the requested directory.
@@ -138,9 +143,9 @@ fn directories_to_start_in() {
     let files = folder();
     let shell = files.path().join("busybox");
     copy(busybox(), &shell);
-    fs::create_dir_all(files.path().join("some/where")).expect("it can be made");
+    fs::create_dir_all(files.path().join("some/where")).expect("a created file");
     let program = || {
-        let program = Program::file(&shell).expect("it is a program").files(files.path());
+        let program = Program::file(&shell).expect("a valid program").files(files.path());
         program.args(["pwd"])
     };
     assert_eq!(boot(&deterministic(), &program()).exited(0).output, "/\n");
@@ -164,7 +169,7 @@ fn directories_to_start_in() {
 #[test]
 fn files_that_are_no_programs() {
     let files = folder();
-    let whole = fs::read(busybox()).expect("it can be read");
+    let whole = fs::read(busybox()).expect("a readable file");
     let mut wrong_entry = whole.clone();
     wrong_entry[24..32].copy_from_slice(&0xffff_8000_0000_0000u64.to_le_bytes());
     let mut wrong_table = whole.clone();
@@ -179,8 +184,8 @@ fn files_that_are_no_programs() {
     ];
     for (name, bytes) in broken {
         let file = files.path().join(name);
-        fs::write(&file, bytes).expect("it can be written");
-        let ran = boot(&Machine::default(), &Program::unchecked(&file).expect("it can be read"));
+        fs::write(&file, bytes).expect("a written file");
+        let ran = boot(&Machine::default(), &Program::unchecked(&file).expect("a readable file"));
         assert!(matches!(ran.end, End::Exited(1..)), "{name}: {ran}");
     }
 }

@@ -217,7 +217,7 @@ fn boot_rejects_files_that_are_no_programs() {
         (&b"#!/bin/sh\n"[..], "ELF header: not an ELF file but a script"),
         (b"\x7fELF", "ELF header: the file ends at 0x4"),
         (&own[..0x60], "program headers at offset 0x40"),
-        (&own, "dynamically linked: it asks for the interpreter"),
+        (&own, "dynamically linked: requires the interpreter"),
     ] {
         std::fs::write(&file, contents).expect("written");
         let ran = faultless(&["boot", path]);

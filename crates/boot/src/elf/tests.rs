@@ -43,7 +43,7 @@ fn field(segment: usize, field: usize) -> usize {
 fn refused(file: &[u8], said: &[&str]) {
     let error = check(file, |_| false).expect_err(said[0]).to_string();
     for said in said {
-        assert!(error.contains(said), "{error:?} does not say {said:?}");
+        assert!(error.contains(said), "{error:?} does not contain {said:?}");
     }
 }
 
@@ -82,7 +82,7 @@ fn headers_with_one_byte_wrong() {
         (54, 32, &["program headers of 32 bytes"]),
         (56, 0, &["no program headers"]),
         (57, 0xff, &["ELF header", "65282 program headers", "at most 1170"]),
-        (57, 4, &["1026 of them go beyond the file's end at 0x2010"]),
+        (57, 4, &["1026 of the headers lie beyond the file's end at 0x2010"]),
         (26, 0x80, &["entry point 0x801000", "no executable segment"]),
     ];
     for (at, byte, said) in cases {

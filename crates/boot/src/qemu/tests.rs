@@ -214,7 +214,7 @@ fn closed_output_keeps_the_status_and_lost_output_is_reported() {
         machine.run(&program, streams, &Limits::default()).expect("QEMU runs").end
     };
     assert_eq!(run(io::ErrorKind::BrokenPipe), End::Exited(7));
-    let End::Unwritten(why) = run(io::ErrorKind::StorageFull) else { panic!("it was lost") };
+    let End::Unwritten(why) = run(io::ErrorKind::StorageFull) else { panic!("a write error") };
     assert!(why.starts_with("standard output: "), "{why}");
 }
 
@@ -224,7 +224,9 @@ fn qemu_errors_are_passed_on() {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     machine.cpu = "no-such-cpu".into();
     let run = machine.run(&program, Streams::keep(&mut output, &mut errors), &Limits::default());
-    let End::Silent(said) = run.expect("QEMU starts").end else { panic!("it ran") };
+    let End::Silent(said) = run.expect("QEMU starts").end else {
+        panic!("an end without a report")
+    };
     assert!(said.contains("no-such-cpu"), "{said}");
 }
 

@@ -1,6 +1,6 @@
 //! Booting programs in tests.
 
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use faultless_boot::report::Report;
 use faultless_boot::{BootError, Clock, End, Limits, Machine, Program, Streams, guest};
@@ -65,7 +65,7 @@ impl Ran {
 
 impl std::fmt::Display for Ran {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "it ended with: {}", self.end)?;
+        writeln!(f, "the program ended with: {}", self.end)?;
         writeln!(f, "--- output\n{}--- errors\n{}", self.output, self.errors)?;
         writeln!(f, "--- messages\n{}", self.report.messages.join("\n"))
     }
@@ -88,7 +88,7 @@ pub fn try_boot(machine: &Machine, program: &Program) -> Result<Ran, BootError> 
 
 /// Runs the guest program `name`.
 pub fn run(machine: &Machine, name: &str, args: &[&str]) -> Ran {
-    let program = Program::guest(guest(name).expect("guest programs come along")).args(args);
+    let program = Program::guest(guest(name).expect("embedded guest programs")).args(args);
     boot(machine, &program)
 }
 
@@ -110,12 +110,12 @@ pub fn host(command: &mut Command, hint: &str) -> String {
     };
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {}: {errors}; {hint}", output.status);
-    String::from_utf8(output.stdout).expect("it prints text")
+    String::from_utf8(output.stdout).expect("output in UTF-8")
 }
 
 /// Returns the path of Debian's static busybox.
 pub fn busybox() -> &'static Path {
     let path = Path::new("/bin/busybox");
-    assert!(path.exists(), "{} is not there: apt-get install busybox-static", path.display());
+    assert!(path.exists(), "{} is missing: apt-get install busybox-static", path.display());
     path
 }
