@@ -53,7 +53,7 @@ impl<'a> Pages<'a> {
 
     /// Frees a run, or a part of a run.
     pub fn give(&mut self, at: usize, count: usize) {
-        debug_assert!(self.next(at, at + count, false) == at + count, "given back twice");
+        debug_assert!(self.next(at, at + count, false) == at + count, "freed twice");
         self.mark(at, count, false);
         self.free += count;
         self.first = self.first.min(at);

@@ -3,7 +3,7 @@
     clippy::disallowed_types,
     clippy::disallowed_methods,
     clippy::disallowed_macros,
-    reason = "tests run where there is memory"
+    reason = "tests run on hosts with enough memory"
 )]
 
 mod pages {
@@ -16,7 +16,7 @@ mod pages {
         assert_eq!(pages.take(3, 1), Some(0));
         assert_eq!(pages.take(4, 4), Some(4));
         assert_eq!(pages.take(70, 1), Some(8));
-        assert_eq!(pages.take(70, 64), None, "only 72 are left, from 78 on");
+        assert_eq!(pages.take(70, 64), None, "only 72 pages remain, from 78 on");
         assert_eq!(pages.take(72, 1), Some(78));
         assert_eq!(pages.free(), 1);
         assert_eq!(pages.take(1, 1), Some(3));
@@ -68,14 +68,14 @@ mod pcid {
     fn a_space_keeps_its_translations_until_they_are_stale() {
         let mut slots = Slots::new();
         let first = slots.load(7);
-        assert!(first.flush, "nobody knows what was cached under the identifier before");
+        assert!(first.flush, "the earlier translations under the identifier are unknown");
         assert_eq!(slots.load(7), Load { flush: false, ..first });
         let other = slots.load(8);
         assert_ne!(other.pcid, first.pcid);
         slots.mark_stale(7);
         assert_eq!(slots.load(7), Load { flush: true, ..first });
         assert_eq!(slots.load(7), Load { flush: false, ..first }, "flushed once");
-        assert!(!slots.load(8).flush, "its own mark only");
+        assert!(!slots.load(8).flush, "only the mark of this space");
     }
 
     #[test]
@@ -84,7 +84,7 @@ mod pcid {
         let pcids: Vec<_> = (1..=SLOTS as u64).map(|id| slots.load(id).pcid).collect();
         slots.load(1);
         assert_eq!(slots.load(100), Load { pcid: pcids[1], flush: true });
-        assert!(slots.load(2).flush, "its slot went to another");
+        assert!(slots.load(2).flush, "another space took the slot");
         assert!(!slots.load(1).flush);
         assert!(pcids.iter().all(|&pcid| pcid != 0));
     }
@@ -121,7 +121,7 @@ mod ranges {
         ranges.add(Range::new(30, 70)).unwrap();
         assert_eq!(sorted(&ranges), [(0, 30), (30, 70), (70, 90), (250, 300)]);
         ranges.remove(Range::new(10, 10)).unwrap();
-        assert_eq!(sorted(&ranges).len(), 4, "nothing was taken");
+        assert_eq!(sorted(&ranges).len(), 4, "no range was removed");
     }
 
     #[test]

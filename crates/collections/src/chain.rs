@@ -234,7 +234,7 @@ mod tests {
         let mut chain = Chain::<One, Kind>::new();
         let all: Vec<_> = (0..5).map(one).collect();
         assert!(all.iter().all(|one| chain.push(one.clone())));
-        assert!(!chain.push(all[3].clone()), "it is in it already");
+        assert!(!chain.push(all[3].clone()), "the element is already in the chain");
         assert_eq!(chain.take(|one| one.0 == 4).map(|one| one.0), Some(4));
         assert_eq!(chain.take(|one| one.0 == 2).map(|one| one.0), Some(2));
         assert!(chain.take(|one| one.0 == 2).is_none());

@@ -7,8 +7,15 @@
 //! [reserved](map::Slot) entry, and a [`Chain`] links existing objects.
 
 #![no_std]
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "what these wrap")]
-#![cfg_attr(test, allow(clippy::disallowed_macros, reason = "tests run where there is memory"))]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the types and methods that these collections wrap"
+)]
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_macros, reason = "tests run on hosts with enough memory")
+)]
 
 extern crate alloc;
 

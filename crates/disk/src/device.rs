@@ -148,10 +148,10 @@ impl fmt::Display for StartError {
             Self::Word(word) => {
                 write!(f, "{word} on the command line is not SIZE@ADDRESS:LINE of a disk")
             }
-            Self::ReadOnly => f.write_str("it is only read"),
+            Self::ReadOnly => f.write_str("the disk is read-only"),
             Self::Line(line) => write!(f, "no interrupt controller has line {line}"),
             Self::Device(error) => write!(f, "the device: {error}"),
-            Self::Memory => f.write_str("there is no memory"),
+            Self::Memory => f.write_str("out of memory"),
         }
     }
 }
@@ -502,13 +502,13 @@ impl Device {
         loop {
             let token = self.queue.peek_used()?;
             let request = self.requests.iter_mut().find(|it| it.token == Some(token));
-            let request = request.expect("the disk has done what it was not asked for");
+            let request = request.expect("the device finishes only requests of the driver");
             let place = &mut self.runs[request.run];
             let run = place.as_mut().expect("a run ends after its last request");
             // SAFETY: the buffers of `request`.
             let popped =
                 request.lend(|read, write| unsafe { self.queue.pop_used(token, read, write) });
-            popped.expect("it was just seen");
+            popped.expect("the finished request");
             request.token = None;
             // SAFETY: the request belongs to the driver again; the device has written the status.
             run.failed |= unsafe { (&raw const request.status).read_volatile() } != DONE;

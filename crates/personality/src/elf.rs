@@ -263,7 +263,7 @@ mod tests {
     fn movable_program_is_placed_at_two_thirds() {
         let at_zero = [[0, 0, 0x1234, 0x1234]];
         assert_eq!(plan(abi::ET_DYN, &at_zero).unwrap().bias, Some(ANYWHERE));
-        assert_eq!(plan(abi::ET_EXEC, &at_zero), None, "it would have to lie at zero");
+        assert_eq!(plan(abi::ET_EXEC, &at_zero), None, "a fixed program at address zero");
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
             ("wraps around in the file", [!0xfff, 0x40_0000, 0x1000, 0x1000]),
             ("in the kernel", [0, 0xffff_8000_0000_0000, 0x100, 0x100]),
             ("over the stack", [0, 0x7fff_ffff_0000, 0x100, 0x100]),
-            ("nothing at all", [0, 0x40_0000, 0, 0]),
+            ("an empty segment", [0, 0x40_0000, 0, 0]),
         ];
         for (what, load) in odd {
             assert_eq!(plan(abi::ET_EXEC, &[load]), None, "{what}");

@@ -28,7 +28,7 @@
         clippy::disallowed_types,
         clippy::disallowed_methods,
         clippy::disallowed_macros,
-        reason = "tests run where there is memory"
+        reason = "tests run on hosts with enough memory"
     )
 )]
 

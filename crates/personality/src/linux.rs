@@ -88,7 +88,7 @@ fn swap_on() {
     let why = match area.map(|area| percpu::cpu().swap_on(area)) {
         Ok(Ok(())) => return,
         Ok(Err(errno)) => errno.name(),
-        Err(_) => "there is no memory",
+        Err(_) => "out of memory",
     };
     report!("message the swap disk cannot be used: {why}");
 }

@@ -90,7 +90,7 @@ pub fn start_all(rsdp: u64, wanted: Option<usize>) -> usize {
     let mut others = others.expect(EMPTY);
     let most = wanted.unwrap_or(MAX_CPUS).min(MAX_CPUS);
     if wanted.is_some_and(|wanted| wanted > others.len().min(MAX_CPUS)) {
-        report!("message cpus={}, but there are {}", wanted.unwrap_or(0), others.len());
+        report!("message cpus={}, but the machine has {}", wanted.unwrap_or(0), others.len());
     }
     others.retain(|&id| id != own);
     others.truncate(most - 1);

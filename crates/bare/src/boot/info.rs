@@ -114,12 +114,12 @@ impl Info {
         for entry in entries.iter().filter(|entry| entry.kind == RAM) {
             let end = entry.address.saturating_add(entry.size) & !0xfff;
             let start = entry.address.next_multiple_of(0x1000).max(LOW_MEMORY);
-            self.memory.add(Range::new(start, end)).expect("too many pieces of memory");
+            self.memory.add(Range::new(start, end)).expect("too many ranges of memory");
             self.ends[usize::from(end > 1 << 32)] = self.ends[usize::from(end > 1 << 32)].max(end);
         }
         for entry in entries.iter().filter(|entry| entry.kind != RAM) {
             let end = entry.address.saturating_add(entry.size);
-            self.memory.remove(Range::new(entry.address, end)).expect("too many pieces of memory");
+            self.memory.remove(Range::new(entry.address, end)).expect("too many ranges of memory");
         }
         self.ends[1] = self.ends[1].max(self.ends[0]);
         assert!(self.ends[0] != 0, "the memory map has no usable memory");

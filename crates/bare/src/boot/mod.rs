@@ -91,7 +91,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     }
     for name in words("plant") {
         if !plant::set(name) {
-            report!("message plant={name} is not known");
+            report!("message plant={name}: unknown fault");
         }
     }
 
@@ -99,7 +99,7 @@ pub extern "C" fn start(start_info: u32) -> ! {
     let initrd = info().initrd;
     let initrd_pages = Range::new(initrd.start & !0xfff, initrd.end.next_multiple_of(PAGE_SIZE));
     for taken in [paging::image(), initrd_pages] {
-        free.remove(taken).expect("too many pieces of memory");
+        free.remove(taken).expect("too many ranges of memory");
     }
     assert!(initrd.end <= info().ends[1], "the initial files are not in memory");
     paging::build(&mut free, info().ends);
@@ -165,9 +165,9 @@ fn make_heap(free: &mut ranges::Ranges) {
     let last = free.iter().map(|range| range.end).max().unwrap_or(0);
     let meta = (last - first) / PAGE_SIZE * FRAME_META;
     let len = ((all / 8).clamp(8 << 20, 512 << 20) + meta).next_multiple_of(HEAP_ALIGN);
-    let range = free
-        .take(len, HEAP_ALIGN)
-        .unwrap_or_else(|| console::panic(format_args!("{} MiB of memory are too few", all >> 20)));
+    let range = free.take(len, HEAP_ALIGN).unwrap_or_else(|| {
+        console::panic(format_args!("{} MiB of memory are too little", all >> 20))
+    });
     let (start, end) = (direct(range.start) as usize, direct(range.end) as usize);
     // SAFETY: mapped memory that was just taken.
     unsafe { heap::init(start, end, meta as usize) };

@@ -61,7 +61,7 @@ pub(crate) fn run_over(plant: Plant) {
 }
 
 /// Recurses without end.
-#[expect(unconditional_recursion, reason = "this is the fault that is planted")]
+#[expect(unconditional_recursion, reason = "the planted fault")]
 fn deeper(depth: u64) -> u64 {
     let words = core::hint::black_box([depth; 32]);
     deeper(depth + 1) + words[depth as usize % 32]

@@ -98,7 +98,7 @@ impl Process {
     /// Returns the descriptors and directories.
     pub fn files(&self) -> &ProcessFiles {
         let files = self.files.downcast_ref();
-        files.expect("a process is made with its files")
+        files.expect("a process has files from its creation")
     }
 }
 

@@ -29,14 +29,14 @@ impl<'a> Listing<'a> {
         let pages = faultless_disk::pages();
         for line in text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             let Some((first, bytes, path)) = entry(line) else {
-                report!("message {LIST} has the line {:?}", line.escape_ascii());
-                return Err("its list of files on the disk is damaged");
+                report!("message {LIST} has the invalid line {:?}", line.escape_ascii());
+                return Err("the list of files on the disk is damaged");
             };
             if first.checked_add(bytes.div_ceil(PAGE_SIZE)).is_none_or(|end| end > pages) {
                 report!("message {} is not on the disk, of {pages} pages", path.escape_ascii());
-                return Err("its files are not on the disk");
+                return Err("listed files are not on the disk");
             }
-            files.try_insert(path, (first, bytes)).map_err(|_| "there is no memory")?;
+            files.try_insert(path, (first, bytes)).map_err(|_| "out of memory")?;
         }
         Ok(Self(files))
     }

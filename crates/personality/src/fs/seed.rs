@@ -56,7 +56,7 @@ fn limit_files() {
     }
 }
 
-const NO_MEMORY: &str = "there is no memory";
+const NO_MEMORY: &str = "out of memory";
 
 /// The reason for skipping a file.
 fn why(errno: Errno) -> &'static str {
@@ -74,7 +74,7 @@ fn unpack(
     let mut linked: Map<(u32, u32, u32), Arc<Inode>> = Map::new();
     for entry in iter_files(archive) {
         if let Err(errno) = unpack_one(start, &entry, on_disk, &mut linked) {
-            report!("message the file {:?} is left out ({})", entry.name(), why(errno));
+            report!("message the file {:?} is omitted ({})", entry.name(), why(errno));
         }
         last = entry.name();
         let after = entry.file().as_ptr_range().end as usize - archive.as_ptr() as usize;
@@ -87,7 +87,7 @@ fn unpack(
         return Ok(());
     }
     report!("message the archive of files is damaged after {last:?}, at byte {end}");
-    Err("it is damaged")
+    Err("the archive is damaged")
 }
 
 fn unpack_one(
@@ -190,7 +190,7 @@ fn furnish(start: &Start) -> Result<()> {
         if let Err(errno) = added
             && errno != Errno::EEXIST
         {
-            report!("message {path} is left out ({})", why(errno));
+            report!("message {path} is omitted ({})", why(errno));
         }
     };
     let directory = |path: &str, mode: u32| {

@@ -130,7 +130,7 @@ fn wait_since(stream: &dyn Stream, wanted: Events, seen: Option<u64>) -> Result<
         (now.intersects(Events::ALWAYS) || now.intersects(wanted) && !as_seen()).then_some(())
     };
     wait_and_look_again(place.as_slice(), None, || stream.look_again(), ready).map_err(|stop| {
-        debug_assert_eq!(stop, Stop::Signal, "there is no deadline");
+        debug_assert_eq!(stop, Stop::Signal, "a wait without a deadline");
         Errno::RESTART
     })
 }

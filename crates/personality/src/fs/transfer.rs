@@ -235,7 +235,7 @@ impl<'a> Transfer<'a> {
                     unsafe { ptr::write_bytes(at as *mut u8, 0, len as usize) };
                     true
                 }
-                Place::Other(_) => unreachable!("bytes alone are copied to other processes"),
+                Place::Other(_) => unreachable!("only bytes are copied to other processes"),
             }
         })
     }

@@ -92,7 +92,7 @@ pub fn wait_for_memory() {
         let process = &thread.process;
         let own = || {
             report!(
-                "message Out of memory and no killable processes: the one that needs memory is killed"
+                "message Out of memory and no killable processes: the allocating process is killed"
             );
             process.memory().map(|memory| Victim { process: process.clone(), memory, points: 0 })
         };

@@ -250,7 +250,7 @@ impl OwnMemory {
     /// Replaces the memory, by `None` at the end of the process, and returns the old memory. Called
     /// by the only thread, which runs the new memory
     /// ([`scheduler::run_memory`](super::scheduler::run_memory)) before it drops the old.
-    #[must_use = "the old memory may be dropped only when no CPU runs it"]
+    #[must_use = "the caller must drop the old memory after all CPUs have left it"]
     pub fn replace(&self, new: Option<Arc<Memory>>) -> Option<Arc<Memory>> {
         let mut memory = self.memory.lock();
         self.space.store(space_of(new.as_ref()).cast_mut(), Ordering::Release);

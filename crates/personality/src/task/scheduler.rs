@@ -236,7 +236,7 @@ pub(super) fn give_way() {
 pub(super) fn end() -> ! {
     current().state.store(ENDED, Ordering::Release);
     leave();
-    unreachable!("a thread that has ended ran again")
+    unreachable!("an ended thread ran again")
 }
 
 /// Runs the present space of the running thread's process on this CPU.

@@ -228,7 +228,7 @@ pub struct Current(*const Thread, PhantomData<*const ()>);
 #[inline]
 pub fn current() -> Current {
     let task = faultless_bare::task::current(percpu::this());
-    debug_assert!(!task.is_null(), "no thread runs here");
+    debug_assert!(!task.is_null(), "no current thread");
     Current(Thread::around(task), PhantomData)
 }
 

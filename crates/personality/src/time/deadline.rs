@@ -210,7 +210,7 @@ pub(super) fn add(deadline: u64, due: Due, alarm: &Arc<Alarm>) -> TimerId {
 
 /// Wakes the running thread, `thread`, at `deadline`, in nanoseconds since boot, unless the
 /// deadline is [cancelled](cancel). Only one deadline may be set at a time.
-#[must_use = "a deadline that is not needed any more is cancelled"]
+#[must_use = "the caller must cancel an unused deadline"]
 pub fn wake_at(deadline: u64, thread: &Arc<Thread>) -> TimerId {
     add(deadline, Due::Wake(thread.clone()), thread.alarm())
 }
