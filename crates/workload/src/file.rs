@@ -98,10 +98,10 @@ mod tests {
         let pages = 300;
         let spec = FileSpec { bytes: pages * PAGE_SIZE, contents: Contents::Code };
         let file = spec.make().expect("a small file");
-        assert_eq!(file.metadata().expect("it is open").len(), spec.bytes);
+        assert_eq!(file.metadata().expect("an open file").len(), spec.bytes);
         let mut page = [0; PAGE_SIZE as usize];
         for index in 0..pages {
-            file.read_exact_at(&mut page, index * PAGE_SIZE).expect("it is there");
+            file.read_exact_at(&mut page, index * PAGE_SIZE).expect("a readable page");
             assert_eq!(page[..8], index.to_ne_bytes());
             for function in 1..=FUNCTIONS {
                 let at = (function * FUNCTION) as usize;
@@ -113,6 +113,6 @@ mod tests {
         }
         let zeros = FileSpec { bytes: 64 << 20, contents: Contents::Zeros };
         let file = zeros.make().expect("a hole");
-        assert_eq!(file.metadata().expect("it is open").len(), 64 << 20);
+        assert_eq!(file.metadata().expect("an open file").len(), 64 << 20);
     }
 }

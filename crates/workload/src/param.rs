@@ -60,7 +60,7 @@ pub enum ParamError {
         known: String,
     },
     /// A parameter is given twice.
-    #[error("{workload}: {param} is given twice")]
+    #[error("{workload}: {param} is specified twice")]
     Repeated {
         /// The workload.
         workload: &'static str,
@@ -266,10 +266,10 @@ mod tests {
     #[test]
     fn parameters_are_given_once_and_keep_defaults() {
         let error = Settings::parse("w", &[&SIZE], ["size=4K", "size=8K"]).expect_err("twice");
-        assert_eq!(error.to_string(), "w: size is given twice");
-        let settings = Settings::parse("w", &[&SIZE], ["size=8K"]).expect("it is good");
+        assert_eq!(error.to_string(), "w: size is specified twice");
+        let settings = Settings::parse("w", &[&SIZE], ["size=8K"]).expect("a valid size");
         assert_eq!(settings.get(&SIZE), 8192);
-        let settings = Settings::parse("w", &[&SIZE], [""; 0]).expect("nothing is good");
+        let settings = Settings::parse("w", &[&SIZE], [""; 0]).expect("valid defaults");
         assert_eq!(settings.get(&SIZE), 4096);
     }
 

@@ -5,12 +5,8 @@ use crate::param::{Kind, Param, ParamError, Settings};
 use crate::system::{Crew, Failure, Measured, Mode, Needs, Tally, Task, Worker};
 
 /// The number of workers: a parameter of every program.
-pub static THREADS: Param = Param {
-    name: "threads",
-    kind: Kind::Count(1, 1024),
-    default: 1,
-    help: "workers that run side by side",
-};
+pub static THREADS: Param =
+    Param { name: "threads", kind: Kind::Count(1, 1024), default: 1, help: "number of workers" };
 
 /// The memory shared by the workers: a parameter of every program.
 pub static MODE: Param = Param {

@@ -32,7 +32,7 @@ fn pft() {
         let outcome = run("pft", &format!("size=4M repetitions=2 threads={threads}"));
         assert_eq!(outcome.operations, 2048);
         assert!((2048..2500).contains(&outcome.faults), "{}", outcome.faults);
-        let row = outcome.pft_row().expect("pft has its row");
+        let row = outcome.pft_row().expect("a row of pft");
         let fields: Vec<_> = row.split_whitespace().collect();
         assert_eq!(fields.len(), PFT_HEADER.split_whitespace().count(), "{row}");
         assert_eq!(fields[..3], ["0.00", "2", &threads.to_string()], "{row}");
@@ -100,7 +100,7 @@ fn discard() {
     for refill in ["no", "yes"] {
         let outcome = run("discard", &format!("role=split size=16M refill={refill} threads=3"));
         assert_eq!(outcome.operations, 2 * 4 * 4096);
-        assert_eq!(outcome.workers[2].tally.operations, 0, "the last only gives back");
+        assert_eq!(outcome.workers[2].tally.operations, 0, "the last thread only discards");
         assert!(outcome.extra("discards") > Some(0.0));
     }
 }
@@ -167,7 +167,7 @@ fn time_limit_ends_every_workload() {
         let small = small(info.name);
         let outcome = run(info.name, &format!("{small} seconds=0.2 threads=2"));
         let ran = outcome.wall + outcome.workers[0].aside;
-        assert!(ran >= 0.05, "{} ran its passes only: {ran}", info.name);
+        assert!(ran >= 0.05, "{} ended after its passes: {ran}", info.name);
         assert!(outcome.wall < 10.0, "{}: {}", info.name, outcome.wall);
     }
 }

@@ -12,7 +12,7 @@ use faultless_workload::{Crew, Failure, Mode, Outcome, System, Workload, all};
 fn native() -> Native {
     let config =
         Config { memory_bytes: 64 << 20, cpus: 3, checked: Checked::Panic, ..Config::default() };
-    let native = Native::new(config).expect("64 MiB are to be had");
+    let native = Native::new(config).expect("64 MiB of host memory");
     native.vm().set(Setting::PrefaultMaxOrder(0));
     native
 }
@@ -113,7 +113,7 @@ fn discards_do_not_affect_touching_threads() {
                 format!("role=split size=4M piece=16K refill={refill} threads={threads} passes=2");
             let outcome = common::run(&native, "discard", &arguments);
             let touching = threads - 1;
-            let discards = outcome.extra("discards").expect("they are counted");
+            let discards = outcome.extra("discards").expect("counted discards");
             assert_eq!(outcome.operations, 2 * 1024 * touching, "{arguments}");
             assert_eq!(outcome.workers.last().map(|worker| worker.tally.operations), Some(0));
             let refilled = if refill == "yes" { discards as u64 } else { 0 };
@@ -205,7 +205,7 @@ fn classic_row_counts_no_faults_for_prefaulted_pages() {
         assert_eq!(outcome.operations, 4096);
         assert_eq!(outcome.faults + counter(&outcome, "prefault_page"), 4096, "order {order}");
         assert_eq!(counter(&outcome, "prefault_wasted"), 0);
-        let row = outcome.pft_row().expect("pft has its row");
+        let row = outcome.pft_row().expect("a row of pft");
         let rate: f64 = row.split_whitespace().last().expect("columns").parse().expect("a number");
         assert!((rate * outcome.wall - 4096.0).abs() < 1.0, "order {order}: {row}");
         faults.push(outcome.faults as f64);
@@ -222,7 +222,7 @@ fn waste_is_counted_until_the_end_of_the_processes() {
     for order in [3, 5] {
         native.vm().set(Setting::PrefaultMaxOrder(order));
         let crew = Crew { workers: 1, mode: Mode::Threads, limit: None };
-        let measured = native.run(&Odd::StopsShort, &crew).expect("it touches what it maps");
+        let measured = native.run(&Odd::StopsShort, &crew).expect("a run of the workload");
         let count = |name| measured.counters.iter().find(|(known, _)| *known == name).unwrap().1;
         let (ahead, wasted) = (count("prefault_page"), count("prefault_wasted"));
         assert!(wasted > 0, "order {order}");
@@ -239,7 +239,7 @@ fn time_limit_ends_every_workload() {
         let arguments = format!("{} seconds=0.1 threads=2", small(info.name));
         let outcome = common::run(&native, info.name, &arguments);
         let ran = outcome.wall + outcome.workers[0].aside;
-        assert!(ran >= 0.01, "{} ran its passes only: {ran}", info.name);
+        assert!(ran >= 0.01, "{} ended after its passes: {ran}", info.name);
     }
     end(native);
 }
@@ -292,7 +292,7 @@ fn too_small_machine_reports_out_of_memory() {
         ("vma_unmap", "chunk=32M chunks=1 threads=2"),
     ] {
         let workload = Workload::parse(name, size.split_whitespace()).expect("valid");
-        let failure = workload.run(&native).expect_err("it cannot fit");
+        let failure = workload.run(&native).expect_err("too large for memory");
         let out = matches!(failure, Failure::Access { reason: "out of memory", .. })
             || matches!(failure, Failure::Refused { call: "mmap", errno: 12, .. });
         assert!(out, "{name}: {failure:?}");

@@ -7,9 +7,9 @@ use faultless_workload::{Outcome, Workload};
 
 /// Runs `name` on `cpus` simulated CPUs with its required memory.
 fn run(name: &str, arguments: &str, cpus: usize, deferred: bool) -> Outcome {
-    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let profile = Profile::bundled("two-socket").expect("a bundled profile");
     let workload = Workload::parse(name, arguments.split_whitespace()).expect("good arguments");
-    let tiers = workload.needs().tiers.expect("it asks for tiers");
+    let tiers = workload.needs().tiers.expect("a workload that needs tiers");
     let (memory_bytes, slow_bytes) = (tiers.fast, tiers.slow);
     let system = Virtual::new(&profile, Config { cpus, memory_bytes, slow_bytes, seed: 0 });
     let system = system.expect("memory");

@@ -10,7 +10,7 @@ use faultless_workload::{Failure, Mode, Outcome, Workload, all};
 const CPUS: usize = 3;
 
 fn system(seed: u64, settings: &[&str]) -> Virtual {
-    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let profile = Profile::bundled("two-socket").expect("a bundled profile");
     let config = Config { cpus: CPUS, memory_bytes: 256 << 20, slow_bytes: 0, seed };
     let system = Virtual::new(&profile, config).expect("memory for tables");
     settings.iter().for_each(|setting| system.set(setting).expect("a knob"));
@@ -51,7 +51,7 @@ fn figures(name: &str, arguments: &str, seed: u64, settings: &[&str], disturb: u
 }
 
 fn modes(name: &str) -> &'static [Mode] {
-    all().iter().find(|info| info.name == name).expect("it is one").modes
+    all().iter().find(|info| info.name == name).expect("a listed workload").modes
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn every_failure_is_returned() {
 fn too_small_machine_reports_out_of_memory() {
     let run = |arguments: &str| {
         let workload = Workload::parse("pft", arguments.split_whitespace()).expect("valid");
-        workload.run(&system(0, &[])).expect_err("it cannot fit")
+        workload.run(&system(0, &[])).expect_err("too large for memory")
     };
     assert!(matches!(run("threads=4"), Failure::Refused { call: "clone", errno: 11, .. }));
     let failure = run("size=512M");

@@ -210,7 +210,7 @@ impl Task for LinuxTask<'_> {
     #[inline]
     fn call(&mut self, addr: u64) -> Result<(), Failure> {
         if !RUNS {
-            let reason = "no code is known for this processor";
+            let reason = "code exists only for x86-64";
             return Err(Failure::Access { access: "call", addr, reason });
         }
         let function = with_exposed_provenance::<()>(addr as usize);

@@ -33,15 +33,16 @@ static ROLE: Param = Param {
     name: "role",
     kind: Kind::Choice(&["both", "split"]),
     default: 0,
-    help: "both: each thread writes its part and gives it back piece by piece; split: the first half of the \
-           threads only write theirs, the others only give pieces of theirs back until the first half is done",
+    help: "both: each thread writes its part and discards it piece by piece; split: the first \
+           half of the threads only write their parts, the second half only discard pieces of \
+           their parts until the first half is done",
 };
 static REFILL: Param = Param {
     name: "refill",
     kind: Kind::Choice(&["no", "yes"]),
     default: 0,
-    help: "role=split: whether the threads that give back write one page of each piece first, so that TLBs \
-           must be flushed",
+    help: "role=split: whether the discarding threads first write one page of each piece, so \
+           that TLBs must be flushed",
 };
 
 /// `discard`: touch a part of a heap, and discard it.
@@ -121,7 +122,7 @@ impl Discard {
 unsafe impl Program for Discard {
     const NAME: &'static str = "discard";
     const SUMMARY: &'static str =
-        "threads touch their parts of one heap and give them back piece by piece";
+        "threads touch their parts of one heap and discard them piece by piece";
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] = &[&SIZE, &PIECE, &PASSES, &ROLE, &REFILL];
     const MODES: &'static [Mode] = &[Mode::Threads];
@@ -134,7 +135,7 @@ unsafe impl Program for Discard {
         let (size, piece) = (settings.get(&SIZE), settings.get(&PIECE));
         let splits = settings.get(&ROLE) == 1;
         if splits && threads < 2 {
-            return Err(settings.bad(&ROLE, "at least threads=2 with it, for someone to touch"));
+            return Err(settings.bad(&ROLE, "requires threads=2 or more"));
         }
         if piece > size {
             return Err(settings.bad(&PIECE, "at most the part of one thread"));

@@ -21,7 +21,7 @@ static RECORDS: Param = Param {
     name: "records",
     kind: Kind::Count(1, 1 << 30),
     default: 300,
-    help: "records that one thread looks up",
+    help: "records that one thread searches",
 };
 static TOUCH: Param = Param {
     name: "touch",

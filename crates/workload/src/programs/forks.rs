@@ -29,7 +29,7 @@ static FRESH: Param = Param {
     name: "fresh",
     kind: Kind::Count(1, 1 << 24),
     default: 128,
-    help: "pages of its own that a child writes to",
+    help: "new pages that a child writes to",
 };
 static PROCESSES: Param = Param {
     name: "processes",

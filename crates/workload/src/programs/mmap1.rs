@@ -40,7 +40,7 @@ pub struct Mmap1 {
 // SAFETY: only `finish` touches memory: pages of an area that it has just mapped.
 unsafe impl Program for Mmap1 {
     const NAME: &'static str = "mmap1";
-    const SUMMARY: &'static str = "threads map an area and unmap it untouched";
+    const SUMMARY: &'static str = "threads map and unmap an area without touching it";
     const UNIT: &'static str = "pairs";
     const PARAMS: &'static [&'static Param] = &[&SIZE, &PASSES];
 

@@ -28,7 +28,7 @@ pub struct PageFault1 {
 // SAFETY: every address lies in the area that the same worker mapped in the same pass.
 unsafe impl Program for PageFault1 {
     const NAME: &'static str = "page_fault1";
-    const SUMMARY: &'static str = "threads map an area, write every page of it and unmap it";
+    const SUMMARY: &'static str = "threads map an area, write every page and unmap the area";
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] = &[&SIZE, &PASSES];
 

@@ -34,7 +34,7 @@ static CHURNER: Param = Param {
     name: "churner",
     kind: Kind::Choice(&["touching", "alone"]),
     default: 0,
-    help: "the first thread maps and unmaps between its own touches, or does nothing else",
+    help: "the first thread maps and unmaps between touches, or only maps and unmaps",
 };
 static EVERY: Param = Param {
     name: "every",
@@ -114,7 +114,7 @@ impl PageFault1Churn {
 unsafe impl Program for PageFault1Churn {
     const NAME: &'static str = "page_fault1_churn";
     const SUMMARY: &'static str =
-        "threads touch memory while one of them maps and unmaps unrelated ranges";
+        "threads touch memory while one thread maps and unmaps unrelated ranges";
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] =
         &[&SIZE, &PASSES, &ACCESS, &CHURNER, &EVERY, &CHURN_SIZE, &CHURN_TOUCH];
@@ -125,7 +125,7 @@ unsafe impl Program for PageFault1Churn {
     fn new(settings: &Settings) -> Result<Self, ParamError> {
         let churner_alone = settings.get(&CHURNER) == 1;
         if churner_alone && settings.get(&THREADS) < 2 {
-            return Err(settings.bad(&CHURNER, "at least threads=2 with it, for someone to touch"));
+            return Err(settings.bad(&CHURNER, "requires threads=2 or more"));
         }
         Ok(Self {
             size: settings.get(&SIZE),

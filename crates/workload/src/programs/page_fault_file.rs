@@ -54,9 +54,9 @@ impl<const SHARED: bool> PageFaultFile<SHARED> {
 unsafe impl<const SHARED: bool> Program for PageFaultFile<SHARED> {
     const NAME: &'static str = if SHARED { "page_fault3" } else { "page_fault2" };
     const SUMMARY: &'static str = if SHARED {
-        "threads map a file shared, write every page of it and unmap it"
+        "threads map a file shared, write every page and unmap the file"
     } else {
-        "threads map a file private, write every page of it and unmap it"
+        "threads map a file private, write every page and unmap the file"
     };
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] = &[&SIZE, &PASSES];

@@ -39,7 +39,8 @@ impl SmallAllocs {
 // SAFETY: each worker loads only from areas that it mapped itself and has not unmapped.
 unsafe impl Program for SmallAllocs {
     const NAME: &'static str = "small_allocs";
-    const SUMMARY: &'static str = "threads map many small areas and read every page, writing none";
+    const SUMMARY: &'static str =
+        "threads map many small areas and read every page, without writes";
     const UNIT: &'static str = "pages";
     const PARAMS: &'static [&'static Param] = &[&SIZE, &UNIT, &PASSES];
 

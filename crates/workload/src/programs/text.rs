@@ -25,7 +25,7 @@ static ADVISE: Param = Param {
     name: "advise",
     kind: Kind::Choice(&["no", "huge"]),
     default: 0,
-    help: "huge: ask for huge pages with MADV_HUGEPAGE",
+    help: "huge: request huge pages with MADV_HUGEPAGE",
 };
 
 /// Bytes of a huge page.

@@ -26,7 +26,7 @@ pub(super) static SEED: Param = Param {
     name: "seed",
     kind: Kind::Count(0, 1 << 32),
     default: 0,
-    help: "seed of the random choices: places looked up, or pages where processes start",
+    help: "seed of the random choices: places that are read, or first pages of processes",
 };
 /// The size of the slow node in tenths of the fast node, by the choices of [`RATIO`].
 const TENTHS: [u64; 5] = [10, 23, 40, 80, 990];

@@ -27,7 +27,7 @@ static ORDER: Param = Param {
     name: "order",
     kind: Kind::Choice(&["private", "shuffled"]),
     default: 0,
-    help: "chunks of one thread are neighbours, or lie among those of the others",
+    help: "chunks of one thread are neighbours, or lie between chunks of other threads",
 };
 static CHUNK: Param =
     Param { name: "chunk", kind: Kind::Size, default: 16 << 10, help: "size of a chunk" };

@@ -74,7 +74,7 @@ impl XsBench {
 unsafe impl Program for XsBench {
     const NAME: &'static str = "xsbench";
     const SUMMARY: &'static str =
-        "threads look up places at random in a table that fast memory cannot hold";
+        "threads read random places of a table that is larger than fast memory";
     const UNIT: &'static str = "lookups";
     const PARAMS: &'static [&'static Param] = &[&FAST, &RATIO, &LOOKUPS, &PASSES, &ACCESS, &SEED];
     const MODES: &'static [Mode] = &[Mode::Threads];

@@ -148,12 +148,12 @@ fn calls<T: Task>(task: &mut T) -> Result<(), Failure> {
         Failure::check("a page of code", file, page, task.load(file + page * PAGE)?)?;
         task.call(file + page * PAGE + FUNCTION)?;
     }
-    Failure::check("a private copy of it", copy, 7, task.load(copy)?)?;
+    Failure::check("a private copy of the page", copy, 7, task.load(copy)?)?;
     task.munmap(moved, 64 * PAGE)?;
     let unaligned = task.munmap(moved + 1, PAGE);
     assert!(matches!(unaligned, Err(Failure::Refused { call: "munmap", errno: 22, .. })));
     let low = task.brk(0);
-    Failure::check("a break that cannot be", low, low, task.brk(8))
+    Failure::check("an invalid break", low, low, task.brk(8))
 }
 
 /// Runs `program` with two workers.
