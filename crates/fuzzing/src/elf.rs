@@ -14,8 +14,8 @@ pub fn elf(bytes: &[u8]) {
     }
     for comes_along in [true, false] {
         match check(bytes, |_| comes_along) {
-            Ok(()) => assert!(plan.is_some(), "boots what the kernel refuses"),
-            Err(error) => assert!(error.to_string().len() > 20, "says little: {error}"),
+            Ok(()) => assert!(plan.is_some(), "boots a program that the kernel refuses"),
+            Err(error) => assert!(error.to_string().len() > 20, "too short an error: {error}"),
         }
     }
 }

@@ -69,7 +69,7 @@ pub fn operations(bytes: &[u8]) {
         }
         Ok(())
     });
-    made.expect("nothing runs");
+    made.expect("no guest code runs");
     let mut objects: Vec<_> = objects.into_iter().flatten().collect();
     let mut steps = 0;
     while !bytes.0.is_empty() && steps < 512 {
@@ -105,7 +105,7 @@ pub fn operations(bytes: &[u8]) {
         objects.drain(..).for_each(|object| Object::release(object, cpu.cpu()));
         Ok(())
     });
-    books.expect("nothing runs");
+    books.expect("no guest code runs");
     drop(processes);
     let census = native.audit(&[]).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(census.taken(), 1, "all but the page of zeros are free");
@@ -143,7 +143,7 @@ fn truncate(processes: &[Process<'_>], objects: &[Shared<Object>], bytes: &mut B
         }
         Ok(())
     });
-    done.expect("nothing runs");
+    done.expect("no guest code runs");
 }
 
 /// A call, or an access.

@@ -78,7 +78,7 @@ fn understood(read: Result<Trace, Error>) {
             // The trace can be encoded, and decodes to the same trace.
             if let Ok(file) = compact::encode(Path::new(NAME), &trace) {
                 let again = compact::parse(Path::new(NAME), &file);
-                assert_eq!(again.as_ref(), Ok(&trace), "kept and read again");
+                assert_eq!(again.as_ref(), Ok(&trace), "encoded and decoded");
             }
         }
         Err(error) => explained(&error),
@@ -87,5 +87,5 @@ fn understood(read: Result<Trace, Error>) {
 
 fn explained(error: &Error) {
     let text = error.to_string();
-    assert!(text.starts_with("some.data: ") && text.len() > 20, "says little: {text}");
+    assert!(text.starts_with("some.data: ") && text.len() > 20, "too short an error: {text}");
 }

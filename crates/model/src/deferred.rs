@@ -302,7 +302,7 @@ impl Model for Deferral {
         ];
         if self.ages != 0 {
             all.push(Property::sometimes(
-                "a page that may be stored to is flush-free",
+                "a writable page is flush-free",
                 |model: &Self, state: &State| {
                     matches!(state.kernel, Kernel::Has(_, _, true)) && model.is_flush_free(state)
                 },
@@ -319,15 +319,23 @@ impl Model for Deferral {
                 });
                 matches!((stamps.next(), stamps.next()), (Some(one), Some(other)) if one != other)
             }),
-            Property::sometimes("a CPU uses a frame that waits", |_, state: &State| {
-                let owed = |frame: Frame| matches!(state.frames[frame as usize], Owner::Owed(_));
-                state.tlb.iter().flatten().any(|(frame, _)| owed(*frame))
-            }),
-            Property::sometimes("a settlement interrupts nobody", |_, state: &State| {
-                state.owes() && matches!(state.settlement, Settlement::Awaits([false, false], _))
-            }),
             Property::sometimes(
-                "a frame is free since its CPUs have flushed by themselves",
+                "a CPU uses a frame that waits for its flush",
+                |_, state: &State| {
+                    let owed =
+                        |frame: Frame| matches!(state.frames[frame as usize], Owner::Owed(_));
+                    state.tlb.iter().flatten().any(|(frame, _)| owed(*frame))
+                },
+            ),
+            Property::sometimes(
+                "a flush of deferred frames interrupts no CPU",
+                |_, state: &State| {
+                    state.owes()
+                        && matches!(state.settlement, Settlement::Awaits([false, false], _))
+                },
+            ),
+            Property::sometimes(
+                "a frame is free because all CPUs have flushed without a request",
                 |_, state: &State| {
                     let waits = |floor| {
                         let is_up_to =
@@ -337,10 +345,13 @@ impl Model for Deferral {
                     matches!(state.settlement, Settlement::Collects(2, floor) if waits(floor))
                 },
             ),
-            Property::sometimes("a fault waits for a settlement", |_, state: &State| {
-                state.is_pending() && state.cpus.iter().any(|cpu| matches!(cpu, At::Fault(_)))
-            }),
-            Property::sometimes("the last stamp is given", |_, state: &State| {
+            Property::sometimes(
+                "a fault waits for a flush of deferred frames",
+                |_, state: &State| {
+                    state.is_pending() && state.cpus.iter().any(|cpu| matches!(cpu, At::Fault(_)))
+                },
+            ),
+            Property::sometimes("the last stamp is assigned", |_, state: &State| {
                 state.clock == Stamp::MAX
             }),
         ]);

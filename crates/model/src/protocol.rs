@@ -376,7 +376,7 @@ impl Model for Protocol {
             Property::sometimes("a writer waits for a fault", |_, state: &State| {
                 state.writer == Writer::Settling && state.entry == Slot::Busy
             }),
-            Property::sometimes("a CPU holds what was unmapped", |_, state: &State| {
+            Property::sometimes("a TLB holds an unmapped frame", |_, state: &State| {
                 state.tlb.iter().flatten().any(|frame| state.frames[*frame as usize] == Owner::Owed)
             }),
         ]

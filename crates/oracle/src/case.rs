@@ -155,7 +155,7 @@ impl<'a> Words<'a> {
         let (number_of, offset) = within.split_once('+').unwrap_or((within, "0"));
         let number_of = number(number_of)?;
         if number_of >= 1 << 16 {
-            return Err(format!("`{word}` is far from the window"));
+            return Err(format!("`{word}` is outside the window"));
         }
         Ok(page(number_of).wrapping_add(number(offset)?))
     }
@@ -230,7 +230,7 @@ impl<'a> Words<'a> {
             "fork" => Op::Fork,
             "switch" => Op::Switch { process: self.number("a process")? as usize },
             "exit" => Op::Exit { process: self.number("a process")? as usize },
-            _ => return Err(format!("`{name}` is no operation")),
+            _ => return Err(format!("`{name}` is not an operation")),
         })
     }
 }
@@ -262,7 +262,7 @@ impl FromStr for Case {
                 Some(name) => case.ops.push(words.op(name).map_err(wrong)?),
             }
             if let Some(word) = words.0.next() {
-                return Err(wrong(format!("`{word}` is too much")));
+                return Err(wrong(format!("`{word}` is superfluous")));
             }
         }
         Ok(case)
@@ -285,10 +285,10 @@ mod tests {
     #[test]
     fn bad_lines_are_named() {
         let told = |text: &str| text.parse::<Case>().expect_err(text).to_string();
-        assert_eq!(told("look\nfly p3"), "line 2: `fly` is no operation");
+        assert_eq!(told("look\nfly p3"), "line 2: `fly` is not an operation");
         assert_eq!(told("munmap p3"), "line 1: a length is missing");
         assert_eq!(told("load p3x"), "line 1: `3x`: invalid digit found in string");
-        assert_eq!(told("look up"), "line 1: `up` is too much");
+        assert_eq!(told("look up"), "line 1: `up` is superfluous");
         assert_eq!(told("pwrite 9 0 0"), "line 1: objects are 0 to 2");
         assert!(told("set warp=9").starts_with("line 1: no such knob"));
     }

@@ -45,29 +45,30 @@ pub struct Difference {
 /// All intended differences.
 pub const DIFFERENCES: [Difference; 4] = [
     Difference {
-        name: "mremap of more than there are addresses",
-        reason: "both refuse it; which of EINVAL and EFAULT it is depends on what Linux has unmapped \
-                 by then",
+        name: "mremap beyond the end of user space",
+        reason: "both refuse the call; Linux returns EINVAL or EFAULT, depending on the pages \
+                 that it has already unmapped",
         applies: refused_beyond_all_addresses,
         then: Then::Stop,
     },
     Difference {
         name: "mremap checks before it unmaps",
-        reason: "a refused mremap changes nothing; Linux has unmapped its target by then",
+        reason: "a refused mremap changes nothing; Linux has already unmapped the target",
         applies: only_linux_lost_the_target,
         then: Then::Stop,
     },
     Difference {
         name: "no page of the object for a private copy",
-        reason: "a store to a private mapping of a page that the object does not have makes a page of \
-             zeros; Linux first makes one in the object, and mincore tells of it",
+        reason: "a store to a private mapping of a page that the object does not have creates a \
+             private page of zeros; Linux first creates a page in the object, which mincore \
+             reports",
         applies: only_linux_has_object_pages,
         then: Then::GoOn,
     },
     Difference {
-        name: "pages mapped ahead",
-        reason: "a thread that touches private anonymous memory in sequence gets pages before it asks for \
-             them, and mincore tells of them",
+        name: "prefaulted pages",
+        reason: "a thread that touches private anonymous memory in sequence gets prefaulted \
+             pages, which mincore reports",
         applies: some_were_mapped_ahead,
         then: Then::GoOn,
     },

@@ -57,7 +57,7 @@ fn replay(files: &[PathBuf]) -> Result<bool, Box<dyn Error>> {
             Ok(agreement) => {
                 let Agreement { compared, known } = agreement;
                 let known = known.iter().sum::<usize>();
-                println!("{}: {compared} steps alike, {known} known differences", file.display());
+                println!("{}: {compared} equal steps, {known} known differences", file.display());
             }
             Err(failure) => {
                 passed = false;
@@ -120,11 +120,11 @@ fn report(
     let least = shrink(case, fails);
     let (why, now) = match oracle.run(&least)? {
         Err(failure) => (failure.to_string(), ""),
-        Ok(_) => (first, "It passes now; the first time:\n"),
+        Ok(_) => (first, "The case passes now; the first failure:\n"),
     };
     let file = keep(out, seed, "case", &with_reason(&least, &why))?;
     Ok(format!(
-        "seed {seed} fails, {again} times of {RUNS_AGAIN} again; the least case, in {}:\n{least}{now}{why}",
+        "seed {seed} fails, in {again} of {RUNS_AGAIN} repetitions; the smallest case, in {}:\n{least}{now}{why}",
         file.display()
     ))
 }

@@ -31,7 +31,7 @@ pub enum OursError {
     #[error("the subsystem panicked: {0}")]
     Panicked(String),
     /// The books do not balance.
-    #[error("the books do not balance: {0}")]
+    #[error("the audit failed: {0}")]
     Books(String),
     /// A process could not be made or run.
     #[error("stopped: {0}")]
@@ -72,7 +72,7 @@ impl Ours {
             std::mem::forget(std::mem::replace(&mut self.native, fresh.native));
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied());
-            Err(OursError::Panicked(text.unwrap_or("with something odd").into()))
+            Err(OursError::Panicked(text.unwrap_or("with an unknown payload").into()))
         })
     }
 }
@@ -89,7 +89,7 @@ fn run(native: &Native, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
     while seen.len() < steps.len() {
         let me = roster.current();
         let Some(process) = case.processes[me].take() else {
-            return Err(OursError::Stopped(format!("process {me} is not there")));
+            return Err(OursError::Stopped(format!("process {me} does not exist")));
         };
         let ran = process.run(|cpu| {
             case.open(cpu)?;

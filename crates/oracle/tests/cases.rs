@@ -12,12 +12,12 @@ fn cases_that_once_failed() {
         let path = entry.expect("an entry").path();
         let text = std::fs::read_to_string(&path).expect("a case");
         let case: Case = text.parse().unwrap_or_else(|error| panic!("{path:?}: {error}"));
-        if let Err(failure) = oracle.run(&case).expect("Linux runs it") {
+        if let Err(failure) = oracle.run(&case).expect("a case that Linux runs") {
             panic!("{path:?}: {failure}");
         }
         count += 1;
     }
-    assert!(count > 0, "there are cases");
+    assert!(count > 0, "a folder with cases");
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn random_cases() {
     let mut oracle = Oracle::new().expect("Linux");
     for seed in 0..300 {
         let case = Generator::new(seed).case(60);
-        if let Err(failure) = oracle.run(&case).expect("Linux runs it") {
+        if let Err(failure) = oracle.run(&case).expect("a case that Linux runs") {
             panic!("seed {seed}:\n{case}{failure}");
         }
     }
