@@ -119,7 +119,7 @@ impl Faults {
         // Interference between the host's CPUs is not caused by the subsystem.
         let bar = BESIDE * elsewhere.median.min(1.0);
         let promise = format!(
-            "{}: at least {BESIDE} of the faults alone, or of those beside discards elsewhere",
+            "{}: at least {BESIDE} of the faults alone, or of the faults beside discards elsewhere",
             self.name()
         );
         let found = format!(

@@ -37,12 +37,12 @@ fn arguments() -> Result<Arguments, String> {
         Arguments { seeds: 1..101, cpus: 64, cases: 2, policies: policies.into(), case: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text}: no number"));
+        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text}: not a number"));
         if let Ok(seeds) = number(&name) {
             all.seeds = 1..seeds + 1;
             continue;
         }
-        let value = arguments.next().ok_or_else(|| format!("{name} wants a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("{name} requires a value"))?;
         match name.as_str() {
             "--seed" => {
                 let seed = number(&value)?;
@@ -53,7 +53,7 @@ fn arguments() -> Result<Arguments, String> {
             "--case" => all.case = Some(number(&value)?),
             "--policy" if value == "all" => {}
             "--policy" if all.policies.contains(&value) => all.policies = vec![value],
-            _ => return Err(format!("{name} {value}: not understood")),
+            _ => return Err(format!("{name} {value}: unknown option")),
         }
     }
     match all.cpus {
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let profile = Profile::bundled("two-socket").expect("it is bundled");
+    let profile = Profile::bundled("two-socket").expect("a bundled profile");
     let mut code = ExitCode::SUCCESS;
     for locking in &policies {
         let (start, mut rounds, mut bad) = (Instant::now(), 0, 0);
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
             let crowd = Crowd { profile: &profile, cpus, seed, locking, cases, only: case };
             let ran = run(&crowd, rounds);
             rounds += ran.as_ref().map_or(0, |ran| ran.rounds);
-            let wrong = ran.map_or_else(|| vec!["it panicked".to_owned()], |ran| ran.bad);
+            let wrong = ran.map_or_else(|| vec!["a panic".to_owned()], |ran| ran.bad);
             bad += u64::from(!wrong.is_empty());
             for wrong in wrong.iter().take(SHOWN) {
                 // The exit code holds the result if the reader has closed the output.

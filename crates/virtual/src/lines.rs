@@ -374,7 +374,7 @@ mod tests {
     /// The count does not depend on the start of an array, or on earlier values there.
     #[test]
     fn lines_of_an_array_are_counted_from_its_start() {
-        let costs = Costs::new(&Profile::bundled("two-socket").expect("it is bundled"));
+        let costs = Costs::new(&Profile::bundled("two-socket").expect("a bundled profile"));
         let mut lines = Lines::new();
         lines.made(&costs, AT, 64, "value", Some((1, 0)));
         let value = lines.find(&costs, AT, 0);
@@ -386,8 +386,8 @@ mod tests {
             assert_ne!(first, next);
             arrays.push(first);
         }
-        assert_ne!(arrays[0], value, "that was freed");
-        assert_ne!(arrays[0], arrays[1], "as was that");
+        assert_ne!(arrays[0], value, "the value was freed");
+        assert_ne!(arrays[0], arrays[1], "the first array was freed");
         lines.made(&costs, AT, 64, "value", Some((1, 0)));
         assert_eq!(lines.find(&costs, AT, 0), value, "values keep their numbers");
     }

@@ -333,7 +333,7 @@ impl Simulation {
         for (cpu, coroutine) in self.cpus.iter().zip(ManuallyDrop::into_inner(coroutines)) {
             cpu.stack.set(Some(coroutine.into_stack()));
         }
-        results.into_iter().map(|result| result.expect("each has returned")).collect()
+        results.into_iter().map(|result| result.expect("a result of each body")).collect()
     }
 
     fn make_ready(&self, number: u16) {
@@ -359,9 +359,7 @@ impl Simulation {
     #[cold]
     fn stuck(&self) -> ! {
         let parked = self.cpus.iter().filter(|cpu| cpu.parked.get()).count();
-        panic!(
-            "all CPUs wait for each other: {parked} are parked, and nobody is left to wake them"
-        );
+        panic!("deadlock: {parked} CPUs are parked, and no other CPU can wake them");
     }
 
     /// Runs the CPUs behind the running CPU.

@@ -40,7 +40,7 @@ fn churn(cpu: &mut VirtualCpu<'_>, number: usize) -> Result<u64, Stop> {
         cpu.mprotect(area, 8 * PAGE_SIZE, Prot::READ)?;
         assert!(
             matches!(cpu.store(area, 1), Err(Stop::Signal { .. })),
-            "a store to what is protected"
+            "a store to protected memory"
         );
         cpu.munmap(area, 16 * PAGE_SIZE)?;
     }
@@ -413,7 +413,7 @@ fn instructions_are_charged_by_observed_accesses() {
     let off = |(measured, recorded): (f64, f64)| (measured - recorded).abs() / recorded < 0.02;
     assert!(
         measured[0].into_iter().chain(shared[0]).zip(recorded.clone()).all(off),
-        "{measured:?} accesses of {:?}, {:?} with others; {:?} in instructions.toml",
+        "{measured:?} accesses of {:?}, {:?} with other CPUs; {:?} in instructions.toml",
         Operation::ALL,
         shared[0],
         recorded.collect::<Vec<_>>()

@@ -139,7 +139,7 @@ fn simulated(
             let plain = case.locking == Locking::Speculative && case.check == AnonVmaCheck::Late;
             plain && case.workload() == path.case && case.shared == path.shared
         });
-        let at = at.ok_or_else(|| format!("instructions.toml: there is no case {}", path.case))?;
+        let at = at.ok_or_else(|| format!("instructions.toml: no case {}", path.case))?;
         let (case, ours) = counted[at];
         let calls = CALLS.iter().any(|&(what, ..)| what == case.what);
         let ours = if calls { ours - heap(case, &profiles[at]) } else { ours };
@@ -203,7 +203,7 @@ fn besides(case: &Case, profile: &Profile, all: &[Profile]) -> f64 {
 /// Runs the cases under callgrind: a profile for each, in their order.
 fn profile(cases: &[Case], quick: bool) -> Result<Vec<Profile>, String> {
     let own =
-        std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+        std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
     let dir = tempfile::tempdir().map_err(|error| format!("a temporary directory: {error}"))?;
     let parts = dir.path().join("part");
     let mut command = Command::new("valgrind");

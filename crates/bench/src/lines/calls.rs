@@ -284,7 +284,7 @@ pub fn run() -> Result<Report, String> {
     let mut report = Report::default();
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["call", "VMAs", "lines", "shared", "shared lines by who writes them"]);
+    table.set_header(["call", "VMAs", "lines", "shared", "shared lines by writer"]);
     for call in Call::ALL {
         for vmas in VMAS {
             let calls = count(call, Locking::Speculative, vmas)?;
@@ -311,8 +311,8 @@ pub fn run() -> Result<Report, String> {
         }
     }
     report.note(format!(
-        "Lines that a call writes, and of these the lines that the other CPU's calls write too (medians of {} calls \
-         each):\n{table}",
+        "Lines that a call writes, and the part of these lines that calls of the other CPU also \
+         write (medians of {} calls each):\n{table}",
         2 * CALLS
     ));
     Ok(report)

@@ -107,7 +107,7 @@ pub fn count(locking: Locking) -> Result<Leaves, String> {
         for (at, frames) in warm.chain(places) {
             let (served, lines) = listening(|| fetch(this, &space, at));
             served?;
-            let frame = vm.machine().huge_leaf(space.root(), at).ok_or("there is no huge leaf")?;
+            let frame = vm.machine().huge_leaf(space.root(), at).ok_or("no huge leaf")?;
             let pages = (frame..frame + frames).map(|frame| (frame, frame)).collect();
             seen.push(Seen { cpu, lines: lines.into_keys().collect(), pages });
         }

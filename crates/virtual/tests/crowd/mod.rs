@@ -426,7 +426,7 @@ impl Stage<'_> {
             hand.cpu.rest(looks);
         }
         let now = slot.now.borrow();
-        let Round { drawn, besides, .. } = now.as_ref().expect("it was prepared");
+        let Round { drawn, besides, .. } = now.as_ref().expect("a prepared round");
         hand.cpu.in_kernel(|| drawn.case.end(hand, besides));
     }
 
@@ -460,7 +460,7 @@ impl Stage<'_> {
 /// Does one side of the case led in `slot`.
 fn take_side(slot: &Slot, hand: &Thread<'_, '_>, side: usize) {
     let now = slot.now.borrow();
-    let Round { drawn, besides, returned } = now.as_ref().expect("it was prepared");
+    let Round { drawn, besides, returned } = now.as_ref().expect("a prepared round");
     let hand = Thread { arena: slot.arena, ..*hand };
     if hand.random(2) == 0 {
         // An operation takes about as long as some dozen to some hundred iterations.
