@@ -22,7 +22,9 @@ impl Args {
                 }
                 Some((name, _)) => {
                     let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-                    args.refuse(&format!("no parameter is named {name:?}; there are: {known}"));
+                    args.refuse(&format!(
+                        "unknown parameter {name:?}; the parameters are: {known}"
+                    ));
                 }
                 None => args.words.push(argument),
             }
@@ -44,7 +46,7 @@ impl Args {
     /// invalid.
     pub fn get<T: FromStr>(&self, name: &str, default: T) -> T {
         let Some(text) = self.text(name) else { return default };
-        text.parse().unwrap_or_else(|_| self.refuse(&format!("{name}={text} will not do")))
+        text.parse().unwrap_or_else(|_| self.refuse(&format!("{name}={text} is invalid")))
     }
 
     /// Ends the process because of a bad argument.

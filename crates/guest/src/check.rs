@@ -45,7 +45,7 @@ pub fn run(args: &Args, checks: &[Check]) -> i32 {
     let here = args.words().len() > words.len();
     if let Some(word) = words.iter().find(|word| checks.iter().all(|(name, _)| name != *word)) {
         let names: Vec<_> = checks.iter().map(|(name, _)| *name).collect();
-        args.refuse(&format!("no check is named {word:?}; there are: {}", names.join(", ")));
+        args.refuse(&format!("unknown check {word:?}; the checks are: {}", names.join(", ")));
     }
     let mut failed = 0;
     for (name, check) in checks {
@@ -65,12 +65,14 @@ fn apart(name: &str, check: fn() -> Verdict) -> bool {
         Ok(Status::Exited(0)) => true,
         Ok(Status::Exited(FAILED)) => false,
         Ok(Status::Exited(status)) => {
-            report(name, Err(format!("its process exited with {status}")))
+            report(name, Err(format!("the process exited with {status}")))
         }
         Ok(Status::Killed(signal)) => {
-            report(name, Err(format!("its process was ended by signal {signal}")))
+            report(name, Err(format!("the process was killed by signal {signal}")))
         }
-        Err(errno) => report(name, Err(format!("cannot run it in a process of its own: {errno}"))),
+        Err(errno) => {
+            report(name, Err(format!("cannot run the check in a separate process: {errno}")))
+        }
     }
 }
 

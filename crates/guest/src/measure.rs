@@ -114,7 +114,7 @@ impl<'a> Rows<'a> {
         proc::no_huge_pages();
         let (passes, rest) = (args.get("passes", 5), args.get("rest", 0));
         if passes == 0 {
-            args.refuse("passes=0 would measure nothing");
+            args.refuse("passes=0 has no measurement");
         }
         Ok(Self { only: args.text("row"), passes, rest })
     }
@@ -243,7 +243,7 @@ pub fn beside(body: impl FnOnce(&Beside) -> Result<(), String>) -> Result<(), St
             give_way();
         }
     });
-    let alone = begin.recv().map_err(|error| format!("the thread beside: {error}"))?;
+    let alone = begin.recv().map_err(|error| format!("the second thread: {error}"))?;
     let outcome = body(&Beside { alone });
     END.store(true, Relaxed);
     let _ = other.join();

@@ -31,7 +31,7 @@ impl Status {
 
 /// A forked child.
 #[derive(Debug)]
-#[must_use = "nobody else waits for it"]
+#[must_use = "only the owner waits for the child"]
 pub struct Child {
     /// The process id.
     pub pid: i32,

@@ -51,7 +51,7 @@ pub fn fields(path: &str) -> Result<BTreeMap<String, String>, String> {
 /// # Errors
 /// A missing or malformed field.
 pub fn kilobytes(fields: &BTreeMap<String, String>, name: &str) -> Result<u64, String> {
-    let value = fields.get(name).ok_or_else(|| format!("there is no field {name}"))?;
+    let value = fields.get(name).ok_or_else(|| format!("no field {name}"))?;
     value
         .strip_suffix(" kB")
         .and_then(|number| number.trim().parse::<u64>().ok())
@@ -92,7 +92,7 @@ pub fn interrupts() -> Result<BTreeMap<String, (Vec<u64>, String)>, String> {
 /// # Errors
 /// A missing or malformed line.
 pub fn shootdowns() -> Result<Vec<u64>, String> {
-    let (counts, _) = interrupts()?.remove("TLB").ok_or("/proc/interrupts: there is no row TLB")?;
+    let (counts, _) = interrupts()?.remove("TLB").ok_or("/proc/interrupts: no row TLB")?;
     Ok(counts)
 }
 

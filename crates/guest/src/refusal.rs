@@ -143,7 +143,7 @@ pub fn exhaust(
     // Fills the caches that the kernel keeps for later calls.
     for _ in 0..3 {
         refusal.refuse(0, false);
-        attempt(&refusal)?.map_err(|errno| format!("without being refused anything: {errno}"))?;
+        attempt(&refusal)?.map_err(|errno| format!("without a refusal: {errno}"))?;
     }
     if refusal.fd.is_none() {
         return Ok(());
@@ -154,9 +154,9 @@ pub fn exhaust(
     let mut refused = 0;
     for onwards in [false, true] {
         for nth in 1.. {
-            ensure!(nth < MANY, "it never ends");
+            ensure!(nth < MANY, "the test never ends");
             let place =
-                || format!("refused {nth}{}", if onwards { " and all after it" } else { "" });
+                || format!("refused {nth}{}", if onwards { " and all later requests" } else { "" });
             refusal.refuse(nth, onwards);
             refusal.failed.set(false);
             let ended = attempt(&refusal).map_err(|why| format!("{}: {why}", place()))?;
@@ -182,5 +182,5 @@ pub fn exhaust(
         attempt(&refusal)?.map_err(|errno| format!("afterwards: {errno}"))?;
         after = heap_bytes();
     }
-    Err(format!("{after} bytes of the heap are allocated after it, {before} were before"))
+    Err(format!("{after} bytes of the heap are allocated afterwards, {before} before"))
 }

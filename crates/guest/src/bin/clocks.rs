@@ -132,7 +132,7 @@ fn accounts() -> Verdict {
     let ended = doing("wait4", doing("fork", child)?.wait())?;
     same!(ended, Status::Exited(0), "a child that works");
     let [user, system] = rusage(libc::RUSAGE_CHILDREN)?;
-    near("a child's time and what it said", user + system, LONG)
+    near("a child's time and the time that it reported", user + system, LONG)
 }
 
 /// Opens a timer of this clock.
@@ -183,7 +183,7 @@ const MS: Duration = Duration::from_millis(1);
 fn timer_files() -> Verdict {
     for clock_id in [libc::CLOCK_MONOTONIC, libc::CLOCK_REALTIME, libc::CLOCK_BOOTTIME] {
         let timer = timer(clock_id, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)?;
-        same!(number(&timer), Err(Errno(libc::EAGAIN)), "a read of a timer that does not run");
+        same!(number(&timer), Err(Errno(libc::EAGAIN)), "a read of a stopped timer");
         let begin = Instant::now();
         set(&timer, libc::TFD_TIMER_ABSTIME, time_of(clock_id)? + 20 * MS, Duration::ZERO)?;
         same!(number(&timer), Err(Errno(libc::EAGAIN)), "a read before the time");
@@ -194,13 +194,13 @@ fn timer_files() -> Verdict {
             begin.elapsed()
         );
         same!(number(&timer), Ok(1), "expirations");
-        ensure!(!readable(&timer, 30 * MS)?, "clock {clock_id}: a timer expired once more");
+        ensure!(!readable(&timer, 30 * MS)?, "clock {clock_id}: a timer expired twice");
     }
     let timer = timer(libc::CLOCK_MONOTONIC, 0)?;
     set(&timer, 0, 5 * MS, 5 * MS)?;
     clock::sleep_ms(52);
     let count = doing("read", number(&timer))?;
-    ensure!(count >= 10, "{count} expirations in 52 ms, one in five");
+    ensure!(count >= 10, "{count} expirations in 52 ms, with a period of 5 ms");
     same!(doing("read", number(&timer))? >= 1, true, "a read that waits");
     // SAFETY: zeros are valid, and the pointers are to locals.
     let (left, old) = unsafe {
@@ -213,20 +213,20 @@ fn timer_files() -> Verdict {
     };
     same!((left.it_interval.tv_nsec, old.it_interval.tv_nsec), (5_000_000, 5_000_000), "intervals");
     ensure!((1..=5_000_000).contains(&left.it_value.tv_nsec), "{} ns left", left.it_value.tv_nsec);
-    ensure!(!readable(&timer, 20 * MS)?, "a timer that was stopped expired");
+    ensure!(!readable(&timer, 20 * MS)?, "a stopped timer expired");
     // A waiter is notified of a timer that is set later.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| readable(&timer, 10_000 * MS));
         clock::sleep_ms(20);
         set(&timer, 0, 10 * MS, Duration::ZERO)?;
-        same!(waits.join().map_err(|_| "a panic")?, Ok(true), "a poll that began before");
+        same!(waits.join().map_err(|_| "a panic")?, Ok(true), "an earlier poll");
         Ok::<_, String>(())
     })?;
     edges(&timer)?;
     // SAFETY: plain calls with bad arguments.
     let bad = unsafe { [libc::timerfd_create(2, 0), libc::timerfd_create(1, 1)] };
-    same!(bad, [-1, -1], "timers by a clock of CPU time, and with flags that there are not");
-    same!(set(&timer, 4, MS, MS).is_err(), true, "a timer set with flags that there are not");
+    same!(bad, [-1, -1], "timers by a clock of CPU time, and with unknown flags");
+    same!(set(&timer, 4, MS, MS).is_err(), true, "a timer set with unknown flags");
     Ok(())
 }
 
@@ -302,7 +302,11 @@ fn signal_files() -> Verdict {
         (libc::SIGCHLD as u32, pid),
         "the end of a child"
     );
-    same!((infos[0].ssi_status, infos[0].ssi_code), (5, libc::CLD_EXITED), "how it ended");
+    same!(
+        (infos[0].ssi_status, infos[0].ssi_code),
+        (5, libc::CLD_EXITED),
+        "the status of the child"
+    );
     same!((infos[1].ssi_signo, infos[1].ssi_int), (real_time as u32, 77), "a signal with a value");
     // A waiter is woken.
     let (own, thread) = (proc::pid(), proc::tid());
@@ -314,7 +318,7 @@ fn signal_files() -> Verdict {
         });
         readable(&file, 10_000 * MS)
     });
-    same!(waits, Ok(true), "a poll that began before the signal");
+    same!(waits, Ok(true), "a poll from before the signal");
     same!(doing("read", read(&file))?.0, 1, "signals at the end");
     Ok(())
 }
@@ -362,7 +366,7 @@ fn sleeps() -> Verdict {
             return Ok(());
         }
     }
-    Err(format!("{least:?} left of 2 s after 50 ms"))
+    Err(format!("{least:?} remain of 2 s after 50 ms"))
 }
 
 /// Returns the rest of a sleep of 2 s that a timer of 50 ms interrupts.
@@ -380,7 +384,7 @@ fn interrupted_sleep() -> Result<Duration, String> {
     };
     same!(interrupted, Err(Errno(libc::EINTR)), "a sleep with a handler");
     let left = Duration::new(left.tv_sec as u64, left.tv_nsec as u32);
-    ensure!(left > 1500 * MS, "{left:?} left of 2 s after 50 ms");
+    ensure!(left > 1500 * MS, "{left:?} remain of 2 s after 50 ms");
     Ok(left)
 }
 
@@ -392,7 +396,7 @@ fn queries_and_no_ops() -> Verdict {
         let status = doing("adjtimex", checked(libc::adjtimex(&raw mut state)))?;
         ensure!((0..=5).contains(&status), "adjtimex returned {status}");
         let now = time_of(libc::CLOCK_REALTIME)?.as_secs() as i64;
-        ensure!((now - state.time.tv_sec).abs() < 2, "adjtimex tells another time");
+        ensure!((now - state.time.tv_sec).abs() < 2, "adjtimex returned another time");
         ensure!(state.tick == 10_000, "a tick of {} us", state.tick);
         let (attributes, short) = ([48u64, 0, 0, 0, 0, 0], [12u64, 0, 0, 0, 0, 0]);
         let at = attributes.as_ptr() as u64;
@@ -404,7 +408,7 @@ fn queries_and_no_ops() -> Verdict {
         ensure!(usual >> 13 <= 3, "ioprio_get returned {usual:#x}");
         doing("ioprio_set", sys::call(libc::SYS_ioprio_set, [1, 0, 2 << 13 | 4]))?;
         let bad = sys::call(libc::SYS_ioprio_set, [1, 0, 7 << 13]);
-        same!(bad, Err(Errno(libc::EINVAL)), "a class that there is not");
+        same!(bad, Err(Errno(libc::EINVAL)), "an unknown class");
     }
     Ok(())
 }

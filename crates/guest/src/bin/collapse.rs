@@ -56,7 +56,12 @@ fn huge(region: &Region) -> Result<u64, String> {
 /// Loads from each page, like a program that executes the text; `except` has other contents.
 fn use_text(region: &Region, except: Option<u64>) -> Verdict {
     for at in region.pages().filter(|at| Some(*at) != except) {
-        ensure!(region.load(at + 8) == at / PAGE, "page {} has {}", at / PAGE, region.load(at + 8));
+        ensure!(
+            region.load(at + 8) == at / PAGE,
+            "page {} contains {}",
+            at / PAGE,
+            region.load(at + 8)
+        );
     }
     Ok(())
 }
@@ -81,7 +86,7 @@ fn collapsed() -> Result<u64, String> {
 /// Maps the file at an address that permits huge pages for the whole file.
 fn map(file: &File, prot: i32) -> Result<Region, String> {
     let region = doing("mmap", Region::map(SIZE, prot, MAP_PRIVATE, file.as_raw_fd(), 0))?;
-    same!(region.start() % HUGE, 0, "where {:#x} lies in a huge page", region.start());
+    same!(region.start() % HUGE, 0, "the offset of {:#x} in a huge page", region.start());
     Ok(region)
 }
 
@@ -90,11 +95,14 @@ fn pages_touched_before_they_are_text() -> Verdict {
     let file = file("became")?;
     let region = map(&file, READ)?;
     use_text(&region, None)?;
-    same!(huge(&region)?, 0, "bytes on huge pages, of what is no text");
+    same!(huge(&region)?, 0, "bytes on huge pages, of a mapping without text");
     let before = collapsed()?;
     doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
     until_huge(&region, SIZE)?;
-    ensure!(collapsed()? - before >= SIZE / HUGE, "thp_collapse_file does not count them");
+    ensure!(
+        collapsed()? - before >= SIZE / HUGE,
+        "thp_collapse_file does not count the huge pages"
+    );
     Ok(())
 }
 
@@ -111,7 +119,7 @@ fn changed_and_discarded_pages() -> Verdict {
     for _ in 0..100 {
         use_text(&region, Some(page))?;
     }
-    same!(region.load(page + 8), 77, "what was stored");
+    same!(region.load(page + 8), 77, "the stored value");
     doing("madvise", region.advise(page, PAGE, libc::MADV_DONTNEED))?;
     until_huge(&region, SIZE)
 }
@@ -151,13 +159,13 @@ fn text_on_a_disk() -> Verdict {
     };
     let use_some = || {
         for at in used() {
-            same!(region.load(at + 8), at / PAGE, "what a page has");
+            same!(region.load(at + 8), at / PAGE, "the content of a page");
         }
         Ok::<_, String>(())
     };
     let read = || vmstat()?.get("pages_read").copied().ok_or_else(|| "no pages_read".to_owned());
     use_some()?;
-    same!(huge(&region)?, 0, "bytes on huge pages, of what is no text");
+    same!(huge(&region)?, 0, "bytes on huge pages, of a mapping without text");
     let before = read()?;
     doing("mprotect", region.protect(0, SIZE, READ | PROT_EXEC))?;
     while huge(&region)? < SIZE {
@@ -166,7 +174,7 @@ fn text_on_a_disk() -> Verdict {
     let more = read()? - before;
     ensure!(more >= SIZE / PAGE / 2, "{more} pages were read for the huge pages");
     use_text(&region, None)?;
-    same!(read()? - before, more, "pages that were read for them");
+    same!(read()? - before, more, "pages that were read for the huge pages");
     Ok(())
 }
 
@@ -182,11 +190,11 @@ fn no_collapse_when_off() -> Verdict {
     let offset = probe.start() % HUGE;
     doing("munmap", probe.end())?;
     let region = map(offset)?;
-    same!(region.start() % HUGE, offset, "where {:#x} lies in a huge page", region.start());
+    same!(region.start() % HUGE, offset, "the offset of {:#x} in a huge page", region.start());
     let begin = clock::used();
     while clock::used() - begin < 15.0 * PERIOD {
         for at in region.pages() {
-            same!(region.load(at), (offset + at) / PAGE, "what page {} has", at / PAGE);
+            same!(region.load(at), (offset + at) / PAGE, "the content of page {}", at / PAGE);
         }
     }
     same!(huge(&region)?, 0, "bytes on huge pages");

@@ -70,15 +70,15 @@ fn work(rounds: Range<u64>) -> Result<u64, String> {
         doing("mprotect", region.protect(0, 4 * PAGE, READ))?;
         doing("mprotect", region.protect(0, 4 * PAGE, WRITE))?;
         doing("madvise", region.advise(4 * PAGE, 8 * PAGE, libc::MADV_DONTNEED))?;
-        same!(region.load(0), round, "a page that was protected");
-        same!(region.load(4 * PAGE), 0, "a page that was given up");
+        same!(region.load(0), round, "a protected page");
+        same!(region.load(4 * PAGE), 0, "a discarded page");
         doing("munmap", region.end())?;
     }
     Ok(operations)
 }
 
 fn first() -> Result<usize, String> {
-    plan().cpus.first().copied().ok_or_else(|| "there is no CPU".into())
+    plan().cpus.first().copied().ok_or_else(|| "no CPU".into())
 }
 
 /// A process of one thread that stays on one CPU of many.
@@ -169,7 +169,7 @@ fn moved_process() -> Result<u64, String> {
     for round in 0..rounds {
         doing("sched_setaffinity", pin(plan().cpus[round as usize % plan().cpus.len()]))?;
         for at in region.pages() {
-            same!(region.load(at), 0, "round {round}: a page that was given up on another CPU");
+            same!(region.load(at), 0, "round {round}: a page discarded on another CPU");
             region.store(at, round + 1);
         }
         doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_DONTNEED))?;
@@ -237,7 +237,7 @@ fn readers() -> Result<u64, String> {
             for round in 0..plan().rounds {
                 region.fill(round);
                 doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_DONTNEED))?;
-                same!(region.load(0), 0, "round {round}: a page that was given up");
+                same!(region.load(0), 0, "round {round}: a discarded page");
             }
             Ok(())
         };
@@ -287,8 +287,8 @@ fn count(phase: &Phase, strict: bool) -> Verdict {
     for (cpu, shot) in by_cpu.iter().enumerate() {
         println!("count {name} shootdowns_cpu{cpu} {shot}");
     }
-    ensure!(operations > 0, "it did nothing");
-    ensure!(!strict || phase.shoots || total == 0, "{total} shootdowns where none is needed");
+    ensure!(operations > 0, "no operation was done");
+    ensure!(!strict || phase.shoots || total == 0, "{total} unneeded shootdowns");
     Ok(())
 }
 
@@ -301,7 +301,7 @@ fn main() -> ExitCode {
     let words = if init.is_some() { &[] } else { args.words() };
     if let Some(word) = words.iter().find(|word| PHASES.iter().all(|phase| phase.name != **word)) {
         let names: Vec<_> = PHASES.iter().map(|phase| phase.name).collect();
-        args.refuse(&format!("no phase is named {word:?}; there are: {}", names.join(", ")));
+        args.refuse(&format!("unknown phase {word:?}; the phases are: {}", names.join(", ")));
     }
     let cpus = match proc::cpus() {
         Ok(cpus) if !cpus.is_empty() => cpus,
@@ -329,7 +329,7 @@ fn main() -> ExitCode {
             Ok(Status::Exited(0)) => println!("ok {}", phase.name),
             other => {
                 failed = true;
-                println!("FAIL {}: its process ended with {other:?}", phase.name);
+                println!("FAIL {}: the process ended with {other:?}", phase.name);
             }
         }
     }

@@ -80,7 +80,7 @@ fn reads() -> Verdict {
     same!(io("read", odd.read(&mut rest))?, 10, "bytes at the end");
     ensure!(rest[..10] == bytes(BYTES - 10, 10), "the last bytes are wrong");
     let all = io("read", fs::read(path("reads")))?;
-    ensure!(all == bytes(0, BYTES), "{} bytes, or others", all.len());
+    ensure!(all == bytes(0, BYTES), "{} bytes, or different bytes", all.len());
     Ok(())
 }
 
@@ -98,7 +98,7 @@ fn mapped() -> Verdict {
     again.pages().for_each(|at| {
         again.load(at);
     });
-    same!(major_faults() - before, major, "major faults once the pages are there");
+    same!(major_faults() - before, major, "major faults of resident pages");
     Ok(())
 }
 
@@ -146,7 +146,7 @@ fn other_threads_run() -> Verdict {
     END.store(true, Ordering::Relaxed);
     let _ = other.join();
     // The disk's first reads are quick.
-    ensure!(slept >= 3, "another thread ran while this one slept in {slept} major faults");
+    ensure!(slept >= 3, "another thread ran while this thread slept in {slept} major faults");
     Ok(())
 }
 
@@ -158,15 +158,15 @@ fn copies() -> Verdict {
     let at = |page: u64| region.start() + page * PAGE;
     // SAFETY: the kernel reads the region's bytes.
     let written = unsafe { call(libc::SYS_write, [writer.as_raw_fd() as u64, at(1) - 50, 100]) };
-    same!(written, Ok(100), "bytes written from pages that are not there");
+    same!(written, Ok(100), "bytes written from absent pages");
     let mut buffer = [0; 100];
     io("read", reader.read_exact(&mut buffer))?;
-    ensure!(buffer[..] == bytes(PAGE - 50, 100), "what was written is wrong");
+    ensure!(buffer[..] == bytes(PAGE - 50, 100), "the written bytes are wrong");
     // Into the middle of a page: the rest is the file's.
     io("write", writer.write_all(&[0xee; 8]))?;
     // SAFETY: the kernel writes the region's bytes.
     let read = unsafe { call(libc::SYS_read, [reader.as_raw_fd() as u64, at(100) + 16, 8]) };
-    same!(read, Ok(8), "bytes read into a page that is not there");
+    same!(read, Ok(8), "bytes read into an absent page");
     let words = [0, 8, 16, 24].map(|more| region.load(100 * PAGE + more));
     let whole = |more| word(100 * PAGE + more);
     same!(words, [whole(0), whole(8), 0xeeee_eeee_eeee_eeee, whole(24)], "the page");
@@ -177,7 +177,7 @@ fn copies() -> Verdict {
     let args = [pid() as u64, local.as_ptr() as u64, 1, remote.as_ptr() as u64, 1, 0];
     // SAFETY: the kernel writes to `seen` alone.
     same!(unsafe { call(libc::SYS_process_vm_readv, args) }, Ok(16), "process_vm_readv");
-    same!(seen, [word(200 * PAGE), word(200 * PAGE + 8)], "what it read");
+    same!(seen, [word(200 * PAGE), word(200 * PAGE + 8)], "the bytes that were read");
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn populated() -> Verdict {
     for at in region.pages() {
         same!(region.load(at), word(at), "the word at {at}");
     }
-    same!(major_faults() - before, 0, "major faults of pages that were read ahead");
+    same!(major_faults() - before, 0, "major faults of pages after read-ahead");
     Ok(())
 }
 
@@ -236,27 +236,23 @@ fn advised() -> Verdict {
     advise(libc::POSIX_FADV_RANDOM, 0, 0)?;
     [5, 250, 90].iter().try_for_each(|page| read(page * PAGE + 7, 8))?;
     read(130 * PAGE + 5, 2 * PAGE)?;
-    same!(resident()?, 6, "pages in memory of what is read at random");
+    same!(resident()?, 6, "pages in memory after random reads");
     let random = map(&file, READ, libc::MAP_PRIVATE)?;
     doing("madvise", random.advise(0, BYTES, libc::MADV_RANDOM))?;
     same!(random.load(300 * PAGE), word(300 * PAGE), "the word of page 300");
-    same!(resident()?, 7, "pages in memory after an access to a mapping that is used at random");
+    same!(resident()?, 7, "pages in memory after a random access to a mapping");
     // Only whole pages are dropped, and no mapped page.
     advise(libc::POSIX_FADV_DONTNEED, 90 * PAGE + 1, 42 * PAGE - 2)?;
     let left: Vec<_> =
         there(&seen)?.iter().enumerate().filter_map(|(at, there)| there.then_some(at)).collect();
-    same!(
-        left,
-        [5, 90, 131, 132, 250, 300],
-        "pages in memory after those of 91 to 130 are given up"
-    );
+    same!(left, [5, 90, 131, 132, 250, 300], "pages in memory after pages 91 to 130 were dropped");
     advise(libc::POSIX_FADV_DONTNEED, 0, 0)?;
-    same!(resident()?, 1, "pages in memory that are mapped");
+    same!(resident()?, 1, "mapped pages in memory");
     // As before: more pages than needed.
     advise(libc::POSIX_FADV_NORMAL, 0, 0)?;
     read(40 * PAGE, 8)?;
     ensure!(resident()? > 8, "{} pages in memory", resident()?);
-    ensure!(advise(9, 0, 0).is_err(), "advice that there is not is taken");
+    ensure!(advise(9, 0, 0).is_err(), "unknown advice is accepted");
     Ok(())
 }
 
@@ -293,9 +289,9 @@ fn caches() -> Verdict {
     least("Cached fell", after[0].saturating_sub(dropped[0]), BYTES / 2)?;
     let left = there(&region)?;
     let left: Vec<_> = (0..left.len()).filter(|page| left[*page]).collect();
-    ensure!(left.contains(&20) && left.len() < 40, "pages that stay: {left:?}");
-    same!(region.load(20 * PAGE), mapped, "what is mapped");
-    same!(region.load(7 * PAGE), u64::from_le_bytes([9; 8]), "what was written");
+    ensure!(left.contains(&20) && left.len() < 40, "pages that remain: {left:?}");
+    same!(region.load(20 * PAGE), mapped, "the mapped page");
+    same!(region.load(7 * PAGE), u64::from_le_bytes([9; 8]), "the written page");
     read()?;
     least("pgpgin rose again", seen()?[2].saturating_sub(dropped[2]), BYTES / 2)
 }
@@ -331,7 +327,7 @@ fn overwritten() -> Verdict {
     let all = io("read", fs::read(path("overwritten")))?;
     ensure!(
         all == expected,
-        "the file is not as it was written, with {short} bytes of half a page"
+        "the file differs from the written bytes, with {short} bytes of half a page"
     );
     Ok(())
 }
@@ -354,7 +350,7 @@ fn stores() -> Verdict {
     private.store(200 * PAGE, 99);
     same!(private.load(200 * PAGE + 8), word(200 * PAGE + 8), "the rest of the private copy");
     let all = io("read", fs::read(path("stores")))?;
-    ensure!(all == expected, "the file is not as it was stored");
+    ensure!(all == expected, "the file differs from the stored bytes");
     let mut end = io("open", OpenOptions::new().append(true).open(path("stores")))?;
     io("append", end.write_all(b"more"))?;
     expected.extend_from_slice(b"more");
@@ -362,7 +358,10 @@ fn stores() -> Verdict {
     let long = vec![3; 3 << 20];
     same!(io("write", end.write(&long))?, long.len(), "bytes of a long write at the end");
     expected.extend_from_slice(&long);
-    ensure!(io("read", fs::read(path("stores")))? == expected, "the file is not as appended");
+    ensure!(
+        io("read", fs::read(path("stores")))? == expected,
+        "the file differs from the appended bytes"
+    );
     Ok(())
 }
 
@@ -379,9 +378,9 @@ fn cut() -> Verdict {
         io("lengthen", file.set_len(BYTES))?;
         let all = io("read", fs::read(path(name)))?;
         same!(all.len() as u64, BYTES, "the length");
-        ensure!(all[..end as usize] == bytes(0, end), "{name}: what was left is wrong");
+        ensure!(all[..end as usize] == bytes(0, end), "{name}: the remaining bytes are wrong");
         let zeros = all[end as usize..].iter().all(|&byte| byte == 0);
-        ensure!(zeros, "{name}: what was cut off has come back");
+        ensure!(zeros, "{name}: truncated bytes are back");
     }
     Ok(())
 }
@@ -390,7 +389,7 @@ fn cut() -> Verdict {
 fn programs() -> Verdict {
     for name in ["busybox_copy", "script"] {
         let ran = io(name, Command::new(path(name)).arg("echo").arg("it runs").output())?;
-        same!(String::from_utf8_lossy(&ran.stdout), "it runs\n", "what {name} wrote");
+        same!(String::from_utf8_lossy(&ran.stdout), "it runs\n", "the output of {name}");
     }
     Ok(())
 }
@@ -421,10 +420,14 @@ fn errors() -> Verdict {
     // The bytes before the page can be read.
     let mut buffer = vec![0; 8 * PAGE as usize];
     let from = (BAD - 3) * PAGE;
-    same!(io("pread", bad.read_at(&mut buffer, from))? as u64, 3 * PAGE, "bytes that can be read");
-    ensure!(buffer[..3 * PAGE as usize] == bytes(from, 3 * PAGE), "they are wrong");
+    same!(io("pread", bad.read_at(&mut buffer, from))? as u64, 3 * PAGE, "readable bytes");
+    ensure!(buffer[..3 * PAGE as usize] == bytes(from, 3 * PAGE), "the bytes are wrong");
     same!(number(bad.read_at(&mut buffer, BAD * PAGE)), libc::EIO, "a read of the bad page");
-    same!(number(bad.write_at(b"x", BAD * PAGE + 1)), libc::EIO, "a write to a part of it");
+    same!(
+        number(bad.write_at(b"x", BAD * PAGE + 1)),
+        libc::EIO,
+        "a write to a part of the bad page"
+    );
     let (_reader, writer) = io("pipe", std::io::pipe())?;
     // SAFETY: the kernel reads the region's bytes.
     let written = unsafe { call(libc::SYS_write, [writer.as_raw_fd() as u64, at(BAD), 100]) };
@@ -433,9 +436,9 @@ fn errors() -> Verdict {
         // SAFETY: advice about the region.
         libc::madvise(at(BAD) as *mut libc::c_void, PAGE as usize, libc::MADV_POPULATE_READ)
     });
-    same!(populated, Err(Errno(libc::EFAULT)), "populating it");
+    same!(populated, Err(Errno(libc::EFAULT)), "populating the bad page");
     let run = Command::new(path("bad_program")).status();
-    same!(number(run), libc::EIO, "running a program whose header cannot be read");
+    same!(number(run), libc::EIO, "running a program with an unreadable header");
     Ok(())
 }
 
@@ -464,7 +467,7 @@ fn while_memory_is_out() -> Verdict {
         let ended = doing("wait4", hogs.try_wait())?;
         for at in (0..BYTES).step_by(buffer.len()) {
             io("pread", file.read_exact_at(&mut buffer, at))?;
-            ensure!(buffer == bytes(at, buffer.len() as u64), "what is read at {at} is wrong");
+            ensure!(buffer == bytes(at, buffer.len() as u64), "the bytes at {at} are wrong");
         }
         let region = map(&file, READ, libc::MAP_PRIVATE)?;
         for at in region.pages() {

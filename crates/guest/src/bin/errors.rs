@@ -155,7 +155,7 @@ fn pointers() -> Verdict {
     let random = |at, len: u64| make(libc::SYS_getrandom, [at, len, 0]);
     let page = region.start() + 2 * PAGE;
     same!(random(page - 10, 100), Ok(10), "getrandom across the end of memory");
-    same!(random(page, 10), fails(EFAULT), "getrandom where no memory is");
+    same!(random(page, 10), fails(EFAULT), "getrandom to an unmapped address");
     Ok(())
 }
 
@@ -173,14 +173,14 @@ fn positions() -> Verdict {
         let read = || make(libc::SYS_read, [fd(&file), at, 8]);
         // A small negative position has the value of an error.
         same!(seek(-8, libc::SEEK_SET), fails(8), "position -8 of {path}");
-        same!(seek(0, libc::SEEK_CUR), fails(8), "its position");
+        same!(seek(0, libc::SEEK_CUR), fails(8), "the position of the file");
         same!(read(), fails(past_end), "a read at -8");
         same!(seek(-8000, libc::SEEK_CUR), Ok(-8008i64 as u64), "position -8008");
         same!(read(), fails(below), "a read at -8008");
         same!(seek(8016, libc::SEEK_CUR), Ok(8), "position 8");
         let most = i64::MAX as u64;
         same!(seek(i64::MAX, libc::SEEK_SET), Ok(most), "the largest position");
-        same!(seek(1, libc::SEEK_CUR), Ok(most + 1), "the position after it");
+        same!(seek(1, libc::SEEK_CUR), Ok(most + 1), "the position after the largest");
         same!(seek(0, libc::SEEK_END), fails(EINVAL), "a position from the end");
         same!(seek(-1, libc::SEEK_DATA), fails(EINVAL), "the data before the start");
         let offset = [fd(&file), at, 8, -8i64 as u64];
@@ -219,7 +219,7 @@ fn short_writes() -> Verdict {
     let end = region.start() + 2 * PAGE;
     let file = memory_file()?;
     let write = |from: u64, len: u64, to: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, to]);
-    same!(write(end, 10, 0), fails(EFAULT), "a write of nothing that is there");
+    same!(write(end, 10, 0), fails(EFAULT), "a write from an unmapped address");
     same!(length(&file)?, 0, "the length");
     same!(write(end - 100, PAGE, 0), Ok(100), "a write to a new page");
     same!(length(&file)?, 100, "the length");
@@ -234,7 +234,11 @@ fn short_writes() -> Verdict {
     let own = Region::map(4 * PAGE, WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0);
     let own = doing("mmap", own)?;
     let write = |from: u64, len: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, PAGE]);
-    same!(write(own.start() + PAGE, PAGE), fails(EFAULT), "a write from beyond the own end");
+    same!(
+        write(own.start() + PAGE, PAGE),
+        fails(EFAULT),
+        "a write from beyond the end of the same file"
+    );
     same!(length(&file)?, PAGE, "the length");
     // Bytes that the write itself adds can be read.
     for (before, from, len, to) in [
@@ -246,7 +250,7 @@ fn short_writes() -> Verdict {
     ] {
         file.set_len(before).map_err(|error| error.to_string())?;
         let args = [fd(&file), own.start() + from, len, to];
-        let what = format!("{len} bytes of {before} from the own byte {from} to {to}");
+        let what = format!("{len} bytes of {before} from byte {from} of the same file to {to}");
         same!(make(libc::SYS_pwrite64, args), Ok(len), "{what}");
         same!(length(&file)?, to + len, "the length after {what}");
     }
@@ -268,11 +272,11 @@ fn vectors_of_pipes() -> Verdict {
         writer.write_all(&vec![7; bytes]).map_err(|error| error.to_string())?;
         let pieces = [at, first, NULL_PAGE, second];
         let read = make(libc::SYS_readv, [fd(&reader), pieces.as_ptr() as u64, 2]);
-        same!(read, expected, "readv of {bytes} bytes to {first} and nothing");
+        same!(read, expected, "readv of {bytes} bytes to {first} and an unmapped address");
         drop(writer);
         let mut left = Vec::new();
         reader.read_to_end(&mut left).map_err(|error| error.to_string())?;
-        same!(left.len(), expected_left, "the bytes left");
+        same!(left.len(), expected_left, "the remaining bytes");
     }
     Ok(())
 }
@@ -394,7 +398,7 @@ fn script(path: &str, first_line: &str) -> Result<(), String> {
 /// Scripts that are interpreters of scripts, and long first lines.
 fn scripts() -> Verdict {
     let own = fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
-    let own = own.to_str().ok_or("its path is no text")?;
+    let own = own.to_str().ok_or("the path is not text")?;
     let dir = format!("/tmp/errors.{}.d", std::process::id());
     let made = fs::create_dir(&dir).or_else(|_| fs::create_dir_all(&dir));
     made.map_err(|error| error.to_string())?;

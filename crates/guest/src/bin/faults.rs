@@ -118,27 +118,27 @@ fn segv_info() -> Verdict {
     doing("sigaction", handle(libc::SIGSEGV, jump_out, libc::SA_NODEFER))?;
     let region = page(NONE)?;
     let at = region.start() + 24;
-    ensure!(jumped(probe, at), "a load from PROT_NONE went through");
+    ensure!(jumped(probe, at), "a load from PROT_NONE succeeded");
     noted(libc::SIGSEGV, ACCERR, at)?;
     doing("munmap", region.unmap(0, PAGE))?;
-    ensure!(jumped(probe, at), "a load from unmapped memory went through");
+    ensure!(jumped(probe, at), "a load from unmapped memory succeeded");
     noted(libc::SIGSEGV, MAPERR, at)?;
-    ensure!(jumped(probe, 8), "a load from address 8 went through");
+    ensure!(jumped(probe, 8), "a load from address 8 succeeded");
     noted(libc::SIGSEGV, MAPERR, 8)?;
-    ensure!(jumped(probe, 0xffff_ffff_8000_0000), "a load from the kernel's memory went through");
+    ensure!(jumped(probe, 0xffff_ffff_8000_0000), "a load from the kernel's memory succeeded");
     same!(
         NOTED.signal.load(Relaxed),
         libc::SIGSEGV,
         "the signal of a load from the kernel's memory"
     );
     // A general protection fault instead of a page fault: the CPU reports no address.
-    ensure!(jumped(probe, 0x8000_0000_0000_0000), "a load from no canonical address went through");
+    ensure!(jumped(probe, 0x8000_0000_0000_0000), "a load from a non-canonical address succeeded");
     same!(
         NOTED.signal.load(Relaxed),
         libc::SIGSEGV,
-        "the signal of a load from no canonical address"
+        "the signal of a load from a non-canonical address"
     );
-    same!(NOTED.addr.load(Relaxed), 0, "si_addr of a load from no canonical address");
+    same!(NOTED.addr.load(Relaxed), 0, "si_addr of a load from a non-canonical address");
     Ok(())
 }
 
@@ -149,7 +149,7 @@ fn segv_retry() -> Verdict {
         let region = page(if round % 2 == 0 { READ } else { NONE })?;
         PAGE_TO_OPEN.store(region.start(), Relaxed);
         region.store(8, round);
-        same!(region.load(8), round, "what was stored at last");
+        same!(region.load(8), round, "the last stored value");
         same!(NOTED.count.load(Acquire), round, "faults");
     }
     Ok(())
@@ -164,10 +164,10 @@ fn bus_beyond_end() -> Verdict {
         doing("mmap", Region::map(2 * PAGE, WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0))?;
     doing("sigaction", handle(libc::SIGBUS, jump_out, libc::SA_NODEFER))?;
     region.store(0, 1);
-    ensure!(jumped(probe, region.start() + PAGE + 16), "a load beyond the end went through");
+    ensure!(jumped(probe, region.start() + PAGE + 16), "a load beyond the end succeeded");
     noted(libc::SIGBUS, ADRERR, region.start() + PAGE + 16)?;
     doing("ftruncate", checked(truncate(&file, 0)))?;
-    ensure!(jumped(probe, region.start()), "a load from what was cut off went through");
+    ensure!(jumped(probe, region.start()), "a load from a truncated page succeeded");
     noted(libc::SIGBUS, ADRERR, region.start())
 }
 
@@ -239,18 +239,18 @@ fn alternate_stack() -> Verdict {
         checked(unsafe { libc::sigaltstack(&raw const stack, null_mut()) }).err()
     };
     same!(change(stack(16, 0)), Some(Errno(libc::ENOMEM)), "a stack of 16 bytes");
-    same!(change(stack(1 << 16, 64)), Some(Errno(libc::EINVAL)), "a stack with odd flags");
+    same!(change(stack(1 << 16, 64)), Some(Errno(libc::EINVAL)), "a stack with unknown flags");
     same!(change(stack(1 << 16, 0)), None, "a stack");
     same!(ask().ss_flags, 0, "the flags of a stack");
-    same!(ask().ss_sp as u64, other.start(), "the stack's place");
+    same!(ask().ss_sp as u64, other.start(), "the stack's address");
     doing("sigaction", handle(libc::SIGUSR1, note_stack, libc::SA_ONSTACK))?;
     doing("kill", kill(pid(), libc::SIGUSR1))?;
-    same!(NOTED.code.load(Relaxed), libc::SS_ONSTACK, "the flags while a handler runs there");
     same!(
-        NOTED.addr.load(Relaxed),
-        libc::EPERM as u64,
-        "changing the stack that a handler runs on"
+        NOTED.code.load(Relaxed),
+        libc::SS_ONSTACK,
+        "the flags while a handler runs on the stack"
     );
+    same!(NOTED.addr.load(Relaxed), libc::EPERM as u64, "changing the current stack of a handler");
     same!(change(stack(0, libc::SS_DISABLE)), None, "no stack");
     same!(ask().ss_flags, libc::SS_DISABLE, "the flags of no stack");
     Ok(())
@@ -270,12 +270,12 @@ extern "C" fn note_stack(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) 
 /// A handler left by a jump: the mask is the handler's, until it is restored.
 fn jump_keeps_mask() -> Verdict {
     doing("sigaction", handle_with(libc::SIGSEGV, jump_out, 0, &[libc::SIGUSR2]))?;
-    ensure!(jumped(probe, 8), "a load from address 8 went through");
+    ensure!(jumped(probe, 8), "a load from address 8 succeeded");
     let now = signal::blocked();
-    ensure!(contains(&now, libc::SIGSEGV), "the handler's own signal is not blocked");
+    ensure!(contains(&now, libc::SIGSEGV), "the signal of the handler is not blocked");
     ensure!(contains(&now, libc::SIGUSR2), "the handler's mask is not in force");
     doing("sigprocmask", mask(libc::SIG_UNBLOCK, &[libc::SIGSEGV, libc::SIGUSR2]))?;
-    ensure!(jumped(probe, 16), "the second load went through");
+    ensure!(jumped(probe, 16), "the second load succeeded");
     noted(libc::SIGSEGV, 1, 16)
 }
 
@@ -346,7 +346,7 @@ fn registers_kept() -> Verdict {
     doing("setitimer", unsafe { call(libc::SYS_setitimer, args) })?;
     let begin = Instant::now();
     while NOTED.count.load(Acquire) < 20 {
-        ensure!(begin.elapsed().as_secs() < 20, "the timer does not come");
+        ensure!(begin.elapsed().as_secs() < 20, "no signal of the timer");
         let wrong: u64;
         let control: u16 = 0x037f & !0x0300;
         let mut found: u16 = 0;
@@ -374,7 +374,7 @@ fn registers_kept() -> Verdict {
                 out("st(4)") _, out("st(5)") _, out("st(6)") _, out("st(7)") _,
             );
         }
-        same!(wrong, 0, "bits of registers that changed");
+        same!(wrong, 0, "changed bits of registers");
         same!(found, control, "the x87 control word");
     }
     Ok(())

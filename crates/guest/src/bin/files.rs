@@ -22,11 +22,11 @@ fn read_write() -> Verdict {
     same!(io("seek", file.seek(SeekFrom::Start(7)))?, 7, "the position");
     let mut buffer = [0; 64];
     same!(io("read", file.read(&mut buffer))?, 5, "bytes read");
-    same!(&buffer[..5], b"world", "what was read");
+    same!(&buffer[..5], b"world", "the bytes that were read");
     same!(io("read", file.read(&mut buffer))?, 0, "bytes read at the end");
     same!(io("pread", file.read_at(&mut buffer, 1))?, 11, "bytes read at 1");
     same!(io("pwrite", file.write_at(b"W", 7))?, 1, "bytes written at 7");
-    same!(io("seek", file.stream_position())?, 12, "the position, which pwrite leaves alone");
+    same!(io("seek", file.stream_position())?, 12, "the position, unchanged by pwrite");
     // Beyond the end: the gap is zero.
     same!(io("pwrite", file.write_at(b"!", 10_000))?, 1, "bytes written far beyond the end");
     same!(io("stat", file.metadata())?.len(), 10_001, "the length");
@@ -37,12 +37,12 @@ fn read_write() -> Verdict {
     same!(io("seek", file.seek(SeekFrom::End(-1)))?, 10_000, "the position of the last byte");
     let read_only = doing("open", open("a", libc::O_RDONLY))?;
     let mut read_only = File::from(read_only);
-    same!(number(read_only.write(b"x")), libc::EBADF, "writing to what is open for reading");
+    same!(number(read_only.write(b"x")), libc::EBADF, "writing to a file that is open for reading");
     let append = doing("open", open("a", libc::O_WRONLY | libc::O_APPEND))?;
     let mut append = File::from(append);
     same!(io("write", append.write(b"end"))?, 3, "bytes appended");
     same!(io("stat", append.metadata())?.len(), 10_004, "the length after appending");
-    same!(number(append.read(&mut buffer)), libc::EBADF, "reading what is open for writing");
+    same!(number(append.read(&mut buffer)), libc::EBADF, "reading a file that is open for writing");
     Ok(())
 }
 
@@ -73,22 +73,22 @@ fn vectors_and_faults() -> Verdict {
         partial == fault || partial == Ok(16),
         "pwrite of a buffer of which 16 bytes are mapped: {partial:?}"
     );
-    same!(ask(libc::SYS_pwrite64, region.start(), 0), Ok(0), "pwrite of nothing");
-    same!(ask(libc::SYS_pwrite64, 8, 0), Ok(0), "pwrite of nothing from nowhere");
+    same!(ask(libc::SYS_pwrite64, region.start(), 0), Ok(0), "pwrite of no bytes");
+    same!(ask(libc::SYS_pwrite64, 8, 0), Ok(0), "pwrite of no bytes from an unmapped address");
     let read_only =
         doing("mmap", Region::map(PAGE, READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0))?;
     io("write", file.write_all_at(b"content", 0))?;
     same!(ask(libc::SYS_pread64, read_only.start(), 4), fault, "pread to read-only memory");
     // SAFETY: a plain call.
     let closed = unsafe { call(libc::SYS_read, [9999, region.start(), 4]) };
-    same!(closed, Err(Errno(libc::EBADF)), "reading what is not open");
+    same!(closed, Err(Errno(libc::EBADF)), "reading a closed file");
     let bad = c"/no/such/dir/file";
     // SAFETY: a plain call.
     let missing = checked(unsafe { libc::open(bad.as_ptr(), libc::O_RDONLY) });
-    same!(missing, Err(Errno(libc::ENOENT)), "opening what is not there");
+    same!(missing, Err(Errno(libc::ENOENT)), "opening a missing file");
     // SAFETY: the path is no memory, which the kernel must detect.
     let nowhere = unsafe { call(libc::SYS_open, [8, 0, 0]) };
-    same!(nowhere, Err(Errno(libc::EFAULT)), "opening a path that is no memory");
+    same!(nowhere, Err(Errno(libc::EFAULT)), "opening a path at an unmapped address");
     Ok(())
 }
 
@@ -121,15 +121,15 @@ fn mappings() -> Verdict {
     shared.store(3 * PAGE, 33);
     same!(word(3 * PAGE)?, 33, "a store to the shared mapping, read from the file");
     same!(later.load(0), 33, "the same in another mapping");
-    same!(private.load(3 * PAGE), 33, "the same in a private mapping that was only read");
+    same!(private.load(3 * PAGE), 33, "the same in a private mapping without stores");
     io("pwrite", file.write_all_at(&44u64.to_ne_bytes(), 4 * PAGE))?;
-    same!(shared.load(4 * PAGE), 44, "what was written to the file, in the shared mapping");
+    same!(shared.load(4 * PAGE), 44, "bytes written to the file, in the shared mapping");
     private.store(5 * PAGE, 55);
     same!((shared.load(5 * PAGE), word(5 * PAGE)?), (5, 5), "the file after a private store");
     shared.store(5 * PAGE, 66);
     same!(private.load(5 * PAGE), 55, "the private copy after a shared store");
     doing("madvise", private.advise(5 * PAGE, PAGE, libc::MADV_DONTNEED))?;
-    same!(private.load(5 * PAGE), 66, "a private copy that was given up");
+    same!(private.load(5 * PAGE), 66, "a discarded private copy");
     // Children share the shared mapping and not the private one.
     let child = doing(
         "fork",
@@ -140,8 +140,8 @@ fn mappings() -> Verdict {
         }),
     )?;
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
-    same!((shared.load(6 * PAGE), word(6 * PAGE)?), (77, 77), "what a child stored, shared");
-    same!(private.load(6 * PAGE), 77, "what a child stored, private");
+    same!((shared.load(6 * PAGE), word(6 * PAGE)?), (77, 77), "a child's store, shared");
+    same!(private.load(6 * PAGE), 77, "a child's store, private");
     doing("msync", sync(&shared))?;
     let read_only = doing("open", open("a", libc::O_RDONLY))?;
     let refused = |len, prot, flags, fd, at| Region::map(len, prot, flags, fd, at).err();
@@ -151,20 +151,28 @@ fn mappings() -> Verdict {
         Some(Errno(libc::EACCES)),
         "a writable shared mapping of a file open for reading"
     );
-    same!(refused(PAGE, WRITE, libc::MAP_PRIVATE, fd_read, 0), None, "a private one");
+    same!(refused(PAGE, WRITE, libc::MAP_PRIVATE, fd_read, 0), None, "a private mapping");
     same!(
         refused(PAGE, READ, libc::MAP_SHARED, 999, 0),
         Some(Errno(libc::EBADF)),
         "a mapping of no file"
     );
-    same!(refused(PAGE, READ, libc::MAP_SHARED, fd, 1), Some(Errno(libc::EINVAL)), "an odd offset");
+    same!(
+        refused(PAGE, READ, libc::MAP_SHARED, fd, 1),
+        Some(Errno(libc::EINVAL)),
+        "an unaligned offset"
+    );
     same!(
         refused(0, READ, libc::MAP_SHARED, fd, 0),
         Some(Errno(libc::EINVAL)),
-        "a mapping of nothing"
+        "a mapping of length 0"
     );
     let region = doing("mmap", Region::map(PAGE, READ, libc::MAP_SHARED, fd_read, 0))?;
-    same!(region.protect(0, PAGE, WRITE), Err(Errno(libc::EACCES)), "mprotect of it for writing");
+    same!(
+        region.protect(0, PAGE, WRITE),
+        Err(Errno(libc::EACCES)),
+        "mprotect of this mapping for writing"
+    );
     Ok(())
 }
 
@@ -182,7 +190,7 @@ fn mappings_outlive() -> Verdict {
         doing("mmap", Region::map(4 * PAGE, WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0))?;
     region.fill(3);
     io("unlink", fs::remove_file(path("a")))?;
-    same!(io("fstat", file.metadata())?.nlink(), 0, "the links of a file that was unlinked");
+    same!(io("fstat", file.metadata())?.nlink(), 0, "the links of an unlinked file");
     let again = create("a")?;
     same!(io("fstat", again.metadata())?.len(), 0, "the length of a new file of the same name");
     drop(file);
@@ -225,18 +233,18 @@ fn beyond_the_end() -> Verdict {
         same!(load_ends(region.start() + 4 * PAGE)?, bus, "the first page beyond the end");
     }
     resize(PAGE + PAGE / 2)?;
-    same!(load_ends(shared.start() + PAGE)?, fine, "the page that was cut in two");
-    same!(shared.load(PAGE), 1, "what was left of it");
-    same!(shared.load(PAGE + PAGE / 2), 0, "what was cut off of it");
-    same!(load_ends(shared.start() + 2 * PAGE)?, bus, "a page that was cut off");
-    same!(load_ends(private.start() + 2 * PAGE)?, bus, "a private copy of a page that was cut off");
-    same!(private.load(0), 9, "a private copy of a page that was not");
+    same!(load_ends(shared.start() + PAGE)?, fine, "the page with the new end");
+    same!(shared.load(PAGE), 1, "the remaining part of the page");
+    same!(shared.load(PAGE + PAGE / 2), 0, "the truncated part of the page");
+    same!(load_ends(shared.start() + 2 * PAGE)?, bus, "a truncated page");
+    same!(load_ends(private.start() + 2 * PAGE)?, bus, "a private copy of a truncated page");
+    same!(private.load(0), 9, "a private copy of a remaining page");
     resize(4 * PAGE)?;
     for at in shared.pages().take(4).skip(2) {
         same!(
             (shared.load(at), shared.load(at + PAGE / 2)),
             (0, 0),
-            "the file when it is longer again"
+            "the file after it was extended again"
         );
     }
     // One thread reads while another truncates and extends the file: the reader sees old data or a
@@ -247,7 +255,7 @@ fn beyond_the_end() -> Verdict {
         same!(shared.load(3 * PAGE), round, "round {round}");
         resize(0)?;
         resize(4 * PAGE)?;
-        same!(shared.load(3 * PAGE), 0, "round {round}: a page after its file was cut off");
+        same!(shared.load(3 * PAGE), 0, "round {round}: a page after the truncation of its file");
     }
     same!(checked(truncate(&file, -1)), Err(Errno(libc::EINVAL)), "a negative length");
     Ok(())
@@ -257,15 +265,15 @@ fn beyond_the_end() -> Verdict {
 fn directories() -> Verdict {
     let dir = path("d");
     io("mkdir", fs::create_dir(&dir))?;
-    same!(number(fs::create_dir(&dir)), libc::EEXIST, "mkdir of what is there");
-    same!(number(fs::create_dir(dir.join("x/y"))), libc::ENOENT, "mkdir in what is not there");
+    same!(number(fs::create_dir(&dir)), libc::EEXIST, "mkdir of an existing directory");
+    same!(number(fs::create_dir(dir.join("x/y"))), libc::ENOENT, "mkdir in a missing directory");
     for name in 0..200 {
         io("create", File::create(dir.join(format!("file{name:03}"))))?;
     }
     let mut names = Vec::new();
     for entry in io("getdents", fs::read_dir(&dir))? {
         let entry = io("getdents", entry)?;
-        ensure!(io("type", entry.file_type())?.is_file(), "{:?} is no file", entry.file_name());
+        ensure!(io("type", entry.file_type())?.is_file(), "{:?} is not a file", entry.file_name());
         names.push(entry.file_name().to_string_lossy().into_owned());
     }
     names.sort();
@@ -280,7 +288,7 @@ fn directories() -> Verdict {
     same!(
         number(fs::rename(dir.join("none"), dir.join("x"))),
         libc::ENOENT,
-        "renaming what is not there"
+        "renaming a missing file"
     );
     io("mkdir", fs::create_dir(dir.join("sub")))?;
     same!(
@@ -294,7 +302,7 @@ fn directories() -> Verdict {
     same!(io("getcwd", std::env::current_dir())?, dir.join("sub"), "the working directory");
     same!(io("read", fs::read("../file001"))?, b"zero", "a relative path");
     io("rmtree", fs::remove_dir_all(&dir))?;
-    same!(number(fs::metadata(&dir)), libc::ENOENT, "what was removed");
+    same!(number(fs::metadata(&dir)), libc::ENOENT, "the removed directory");
     Ok(())
 }
 
@@ -305,7 +313,7 @@ fn links_and_stat() -> Verdict {
     let (link, hard) = (path("link"), path("hard"));
     io("symlink", symlink("a", &link))?;
     same!(io("readlink", fs::read_link(&link))?, PathBuf::from("a"), "the link");
-    same!(io("read", fs::read(&link))?.len(), 5000, "what it leads to");
+    same!(io("read", fs::read(&link))?.len(), 5000, "the target of the link");
     ensure!(io("lstat", fs::symlink_metadata(&link))?.is_symlink(), "lstat does not see the link");
     same!(number(fs::read_link(path("a"))), libc::EINVAL, "readlink of a file");
     io("link", fs::hard_link(path("a"), &hard))?;
@@ -316,7 +324,7 @@ fn links_and_stat() -> Verdict {
     io("chmod", fs::set_permissions(path("a"), fs::Permissions::from_mode(0o640)))?;
     same!(io("stat", file.metadata())?.mode(), libc::S_IFREG | 0o640, "the mode after chmod");
     io("unlink", fs::remove_file(path("a")))?;
-    same!(number(fs::read(&link)), libc::ENOENT, "a link that leads nowhere");
+    same!(number(fs::read(&link)), libc::ENOENT, "a dangling link");
     same!(io("read", fs::read(&hard))?.len(), 5000, "the other name");
     io("symlink", symlink("loop2", path("loop1")))?;
     io("symlink", symlink("loop1", path("loop2")))?;
@@ -324,9 +332,9 @@ fn links_and_stat() -> Verdict {
     let long = "x".repeat(300);
     same!(number(fs::read(path(&long))), libc::ENAMETOOLONG, "a name of 300 letters");
     let exclusive = open("hard", libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY);
-    same!(exclusive.err(), Some(Errno(libc::EEXIST)), "O_EXCL where a file is");
+    same!(exclusive.err(), Some(Errno(libc::EEXIST)), "O_EXCL of an existing file");
     let directory = open("hard", libc::O_RDONLY | libc::O_DIRECTORY);
-    same!(directory.err(), Some(Errno(libc::ENOTDIR)), "O_DIRECTORY where a file is");
+    same!(directory.err(), Some(Errno(libc::ENOTDIR)), "O_DIRECTORY of a file");
     for name in ["link", "hard", "loop1", "loop2"] {
         io("unlink", fs::remove_file(path(name)))?;
     }
@@ -361,7 +369,7 @@ fn holes() -> Verdict {
     };
     punch(0, PAGE)?;
     same!((private.load(0), private.load(5 * PAGE)), (70, 75), "private copies after a hole");
-    same!((shared.load(0), shared.load(PAGE)), (0, byte(2)), "the hole and what follows, shared");
+    same!((shared.load(0), shared.load(PAGE)), (0, byte(2)), "the hole and the next page, shared");
     child_sees()?;
     // A part of the first and of the last page, and all pages in between.
     punch(PAGE + 8, 5 * PAGE)?;
@@ -370,7 +378,7 @@ fn holes() -> Verdict {
     same!((private.load(6 * PAGE), private.load(6 * PAGE + 8)), (0, byte(7)), "the hole's last");
     for region in [&shared, &private] {
         same!(region.load(3 * PAGE), 0, "a page in the hole");
-        same!(region.load(7 * PAGE), byte(8), "what follows it");
+        same!(region.load(7 * PAGE), byte(8), "the page after the hole");
     }
     shared.store(4 * PAGE, 44);
     same!(private.load(4 * PAGE), 44, "a store to the hole");
@@ -379,7 +387,7 @@ fn holes() -> Verdict {
     // Truncation drops the copies.
     doing("ftruncate", checked(truncate(&file, 0)))?;
     doing("ftruncate", checked(truncate(&file, 8 * PAGE as i64)))?;
-    same!((private.load(0), private.load(5 * PAGE)), (0, 0), "copies of what was cut off");
+    same!((private.load(0), private.load(5 * PAGE)), (0, 0), "copies of truncated pages");
     Ok(())
 }
 
@@ -420,11 +428,7 @@ fn extended_during_truncation() -> Verdict {
         place.wait(2);
         place.wait(2);
     }
-    same!(
-        doing("wait4", child.wait())?,
-        Status::Exited(0),
-        "stores to what was added that were lost"
-    );
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "lost stores to added pages");
     for other in others {
         doing("kill", other.signal(libc::SIGKILL))?;
         doing("wait4", other.wait())?;
@@ -440,7 +444,7 @@ fn files_without_names() -> Verdict {
     let mut all = String::new();
     io("seek", file.rewind())?;
     io("read", file.read_to_string(&mut all))?;
-    same!(all, "still there", "what an unlinked file holds");
+    same!(all, "still there", "the content of an unlinked file");
     // SAFETY: the descriptor has no other owner.
     let mut memory = unsafe {
         let fd = doing("memfd_create", checked(libc::memfd_create(c"x".as_ptr(), 0)))?;
@@ -453,7 +457,7 @@ fn files_without_names() -> Verdict {
     io("seek", memory.rewind())?;
     let mut bytes = [1; 16];
     io("read", memory.read_exact(&mut bytes))?;
-    same!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7], "what was stored to it");
+    same!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7], "the bytes stored to the file");
     Ok(())
 }
 

@@ -518,7 +518,7 @@ fn stop(plan: &Plan, child: &Child, number: usize, tally: &mut Tally) -> Result<
         clock::sleep_ms(1);
     }
     let status = procfs::text(&format!("/proc/{}/status", child.pid)).unwrap_or_else(|error| error);
-    Err(format!("worker {number} lives on after SIGKILL: {status}"))
+    Err(format!("worker {number} is alive after SIGKILL: {status}"))
 }
 
 /// Keeps workers running until the time is over.
@@ -600,7 +600,7 @@ fn in_order() -> Result<(), String> {
             Ok(Status::Exited(0)) => return Ok(()),
             // The memory of the workers may not be free yet.
             _ if begin.elapsed().as_secs() < 10 => clock::sleep_ms(100),
-            other => return Err(format!("a process after all that: {other:?}")),
+            other => return Err(format!("a process after the calls: {other:?}")),
         }
     }
 }
@@ -617,9 +617,9 @@ fn main() -> ExitCode {
     let all = match args.text("calls") {
         None | Some("memory") => false,
         Some("all") if own_machine() => true,
-        Some("all") => {
-            args.refuse("calls=all would harm this system: it is not this program's own")
-        }
+        Some("all") => args.refuse(
+            "calls=all would harm this system, which does not belong to this program alone",
+        ),
         Some(other) => args.refuse(&format!("calls={other} is neither memory nor all")),
     };
     let cpus = proc::cpus().unwrap_or_else(|_| vec![0]);
@@ -636,7 +636,7 @@ fn main() -> ExitCode {
             }
         }; MAX_WORKERS],
     );
-    let Ok(slots) = slots else { args.refuse("there is no memory to share") };
+    let Ok(slots) = slots else { args.refuse("no shared memory") };
     proc::no_huge_pages();
     let plan = Plan { seed: args.get("seed", 1), all, cpus: &cpus, slots: &slots };
     let mut tally = Tally::default();

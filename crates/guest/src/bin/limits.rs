@@ -50,8 +50,8 @@ fn epoll_chains() -> Verdict {
             }
         }
     };
-    same!(grows(true)?, 5, "epolls that may be in one another, made outwards");
-    same!(grows(false)?, 5, "epolls that may be in one another, made inwards");
+    same!(grows(true)?, 5, "depth of nested epolls, created outwards");
+    same!(grows(false)?, 5, "depth of nested epolls, created inwards");
     let chain = [epoll()?, epoll()?, epoll()?, epoll()?];
     for pair in chain.windows(2) {
         same!(watch(&pair[0], &pair[1]), Ok(0), "a chain of four");
@@ -94,8 +94,8 @@ fn deep_paths() -> Verdict {
             Err(errno) => same!(errno, Errno(libc::ENAMETOOLONG), "getcwd at level {level}"),
         }
     }
-    ensure!(told <= 4096, "getcwd told of a path of {told} bytes");
-    ensure!(told + 201 > 4096, "getcwd told of no path longer than {told} bytes");
+    ensure!(told <= 4096, "getcwd returned a path of {told} bytes");
+    ensure!(told + 201 > 4096, "getcwd returned no path longer than {told} bytes");
     ensure!(deepest_named < LEVELS, "all levels have a path");
     // Relative paths work from there as usual.
     io("write", fs::write("file", b"deep"))?;
@@ -148,9 +148,9 @@ fn many_entries() -> Verdict {
                 ensure!(found.insert(name.clone()), "{name} twice, with {size} bytes");
                 at += entry;
             }
-            same!(at, len, "where the last entry ends, with {size} bytes");
+            same!(at, len, "the end of the last entry, with {size} bytes");
         }
-        same!(found.len(), expected.len(), "how many names, with {size} bytes");
+        same!(found.len(), expected.len(), "the number of names, with {size} bytes");
         ensure!(found == expected, "other names, with {size} bytes");
     }
     let opened = io("open", fs::File::open(&many))?;
@@ -158,7 +158,7 @@ fn many_entries() -> Verdict {
     let ask = [opened.as_raw_fd() as u64, small.as_mut_ptr() as u64, 16];
     // SAFETY: the buffer has the passed length.
     let refused = unsafe { call(libc::SYS_getdents64, ask) };
-    same!(refused, Err(Errno(libc::EINVAL)), "no room for one entry");
+    same!(refused, Err(Errno(libc::EINVAL)), "a buffer smaller than one entry");
     io("rmdir", fs::remove_dir_all(&many))
 }
 
@@ -206,7 +206,7 @@ fn shortened_in_fork() -> Verdict {
             shorten.join().map_err(|_| "the thread panicked".to_owned())??;
             doing("fork", status)
         })?;
-        same!(status, Status::Killed(libc::SIGBUS), "reading what is gone, round {round}");
+        same!(status, Status::Killed(libc::SIGBUS), "reading a truncated page, round {round}");
     }
     Ok(())
 }

@@ -42,8 +42,8 @@ fn errors() -> Verdict {
     same!(wrong(99, 1), libc::EINVAL, "an unknown mode");
     same!(wrong(libc::MPOL_DEFAULT, 1), libc::EINVAL, "the default with a node");
     same!(wrong(libc::MPOL_LOCAL, 1), libc::EINVAL, "local with a node");
-    same!(wrong(libc::MPOL_INTERLEAVE, 0), libc::EINVAL, "turns of no node");
-    same!(wrong(libc::MPOL_INTERLEAVE, 1 << 63), libc::EINVAL, "a node that is not there");
+    same!(wrong(libc::MPOL_INTERLEAVE, 0), libc::EINVAL, "interleaving over no node");
+    same!(wrong(libc::MPOL_INTERLEAVE, 1 << 63), libc::EINVAL, "a missing node");
     let first = Policy::preferred(0);
     same!(errno(mbind(at + 1, PAGE, first, 0)), libc::EINVAL, "an address within a page");
     same!(errno(mbind(at, u64::MAX - at, first, 0)), libc::EINVAL, "a range that wraps");
@@ -51,34 +51,42 @@ fn errors() -> Verdict {
     same!(mbind(at, 0, first, 0), Ok(()), "no pages");
     // SAFETY: there is no list.
     let list = |list, bits| unsafe { call(libc::SYS_mbind, [at, len, 1, list, bits, 0]) };
-    same!(errno(list(8, 65)), libc::EFAULT, "a list that cannot be read");
-    same!(errno(list(8, 1 << 30)), libc::EINVAL, "a list that is too long");
-    same!(list(0, 65), Ok(0), "no list is no node, which is local");
+    same!(errno(list(8, 65)), libc::EFAULT, "an unreadable list");
+    same!(errno(list(8, 1 << 30)), libc::EINVAL, "too long a list");
+    same!(list(0, 65), Ok(0), "no list means no node, which is local");
     doing("munmap", region.unmap(PAGE, PAGE))?;
     same!(errno(mbind(at, len, first, 0)), libc::EFAULT, "a hole");
-    same!(errno(mbind(at + PAGE, PAGE, first, 0)), libc::EFAULT, "nothing else");
-    same!(mbind(at, len, Policy::DEFAULT, 0), Ok(()), "a hole is no error for no policy");
-    same!(errno(mbind(at + PAGE, PAGE, Policy::DEFAULT, 0)), libc::EFAULT, "but nothing is");
+    same!(errno(mbind(at + PAGE, PAGE, first, 0)), libc::EFAULT, "an unmapped range");
+    same!(mbind(at, len, Policy::DEFAULT, 0), Ok(()), "a hole is allowed with the default policy");
+    same!(
+        errno(mbind(at + PAGE, PAGE, Policy::DEFAULT, 0)),
+        libc::EFAULT,
+        "an unmapped range with the default policy"
+    );
 
     same!(errno(get_mempolicy(0, 8)), libc::EINVAL, "an unknown flag of get_mempolicy");
-    same!(errno(get_mempolicy(at, 0)), libc::EINVAL, "an address that is not asked for");
+    same!(errno(get_mempolicy(at, 0)), libc::EINVAL, "an address without its flag");
     same!(errno(get_mempolicy(0, OF_ADDR | ALLOWED)), libc::EINVAL, "two questions");
-    same!(errno(get_mempolicy(at + PAGE, OF_ADDR)), libc::EFAULT, "the policy of nothing");
-    same!(errno(get_mempolicy(0, OF_NODE)), libc::EINVAL, "the next node of no turns");
+    same!(
+        errno(get_mempolicy(at + PAGE, OF_ADDR)),
+        libc::EFAULT,
+        "the policy of an unmapped address"
+    );
+    same!(errno(get_mempolicy(0, OF_NODE)), libc::EINVAL, "the next node without interleaving");
     let mut list = [1u64; 512];
-    let mut told = |bits: u64| {
+    let mut query = |bits: u64| {
         let to = list.as_mut_ptr() as u64;
         // SAFETY: the call stores at most a page.
         unsafe { call(libc::SYS_get_mempolicy, [0, to, bits, 0, 0, 0]) }
     };
-    same!(errno(told(0)), libc::EINVAL, "room for no node");
-    same!(errno(told(8 * PAGE + 2)), libc::EINVAL, "room for more than a page of nodes");
-    same!(told(8 * PAGE + 1), Ok(0), "room for a page of nodes");
+    same!(errno(query(0)), libc::EINVAL, "a buffer without room for a node");
+    same!(errno(query(8 * PAGE + 2)), libc::EINVAL, "a buffer for more than a page of nodes");
+    same!(query(8 * PAGE + 1), Ok(0), "a buffer for a page of nodes");
     same!(list, [0; 512], "a page of nodes");
     same!(
         errno(set_mempolicy(Policy { mode: libc::MPOL_INTERLEAVE, nodes: 0 })),
         libc::EINVAL,
-        "a thread's turns of no node"
+        "a thread's interleaving over no node"
     );
     Ok(())
 }
@@ -92,13 +100,13 @@ fn parts() -> Verdict {
         let found = find_mapping(&maps, at + 2 * PAGE).ok_or_else(|| format!("{what}: no VMA"))?;
         Ok((found.0.end - found.0.start) / PAGE)
     };
-    let told = |at: u64| doing("get_mempolicy", get_mempolicy(at, OF_ADDR));
-    same!(told(at)?, Policy::DEFAULT, "no policy");
+    let query = |at: u64| doing("get_mempolicy", get_mempolicy(at, OF_ADDR));
+    same!(query(at)?, Policy::DEFAULT, "no policy");
     for policy in [Policy::preferred(0), Policy::interleave(1), Policy::LOCAL] {
         doing("mbind", mbind(at + 2 * PAGE, 2 * PAGE, policy, 0))?;
-        same!(whole("bound")?, 2, "{policy:?}: a VMA of its own");
-        same!(told(at + 2 * PAGE)?, policy, "{policy:?}");
-        same!(told(at + 5 * PAGE)?, Policy::DEFAULT, "{policy:?}: above it");
+        same!(whole("bound")?, 2, "{policy:?}: a separate VMA");
+        same!(query(at + 2 * PAGE)?, policy, "{policy:?}");
+        same!(query(at + 5 * PAGE)?, Policy::DEFAULT, "{policy:?}: above the VMA");
     }
     doing("mbind", mbind(at, 6 * PAGE, Policy::preferred(0), 0))?;
     doing("mbind", mbind(at, 6 * PAGE, Policy::DEFAULT, 0))?;
@@ -167,7 +175,7 @@ fn directories() -> Verdict {
     // On a virtual machine, Linux may add memory without a node.
     let all_known = procfs::vmstat()?.contains_key("speculative_pgfault");
     let right = if all_known { total == all_memory } else { total <= all_memory };
-    ensure!(right && total != 0, "the nodes have {total} bytes of {all_memory}");
+    ensure!(right && total != 0, "the nodes contain {total} bytes of {all_memory}");
     ensure!(cpus & 1 != 0, "no node has CPU 0");
     let allowed = procfs::fields("/proc/self/status")?.remove("Mems_allowed_list");
     same!(allowed, Some(all), "Mems_allowed_list");
@@ -224,15 +232,15 @@ fn moves() -> Verdict {
     let bind =
         |policy, flags| mbind(region.start(), region.len(), policy, flags).map_err(|it| it.0);
     let astray = if last == 0 { Ok(()) } else { Err(libc::EIO) };
-    same!(bind(Policy::preferred(last), STRICT), astray, "pages that are elsewhere");
-    same!(bind(Policy::preferred(last), 0), Ok(()), "they stay");
-    same!(nodes_of(&region.addresses()), Ok(vec![0; PAGES as usize]), "where they were");
-    same!(bind(Policy::preferred(last), MOVE | STRICT), Ok(()), "they move");
+    same!(bind(Policy::preferred(last), STRICT), astray, "pages on another node");
+    same!(bind(Policy::preferred(last), 0), Ok(()), "a policy without a move");
+    same!(nodes_of(&region.addresses()), Ok(vec![0; PAGES as usize]), "the unchanged nodes");
+    same!(bind(Policy::preferred(last), MOVE | STRICT), Ok(()), "a policy with a move");
     same!(nodes_of(&region.addresses()), Ok(vec![last; PAGES as usize]), "to the last node");
     same!(bind(Policy::preferred(0), MOVE_ALL), Ok(()), "and back");
     same!(nodes_of(&region.addresses()), Ok(vec![0; PAGES as usize]), "to the first");
     for at in region.pages() {
-        same!(region.load(at), 7, "what is in a page that moved");
+        same!(region.load(at), 7, "the content of a moved page");
     }
     Ok(())
 }
@@ -249,9 +257,9 @@ fn thread_policies() -> Verdict {
         region.fill(1);
         Ok(nodes_of(&region.addresses()) == Ok(vec![last; PAGES as usize]))
     };
-    same!(uses()?, true, "what it maps");
+    same!(uses()?, true, "the node of the mapped memory");
     let child = doing("fork", fork(|| i32::from(uses() != Ok(true))))?;
-    same!(doing("wait4", child.wait())?, Status::Exited(0), "what a child maps");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the node of a child's memory");
     doing("set_mempolicy", set_mempolicy(Policy::DEFAULT))?;
     same!(doing("get_mempolicy", get_mempolicy(0, 0))?, Policy::DEFAULT, "no policy again");
     Ok(())
@@ -270,7 +278,7 @@ fn main() {
     let args = Args::read("mempolicy", &[]);
     proc::no_huge_pages();
     if nodes() == Ok(1) {
-        println!("# one memory node: all policies mean that one");
+        println!("# one memory node: all policies select this node");
     }
     std::process::exit(check::run(&args, CHECKS))
 }

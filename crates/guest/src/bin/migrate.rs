@@ -70,12 +70,12 @@ fn errors() -> Verdict {
         errno(unsafe { call(libc::SYS_move_pages, [pid, 4, list, nodes, told, flags]) })
     };
     let (list, told) = (pages.as_ptr() as u64, status.as_mut_ptr() as u64);
-    same!(raw(0, list, 0, told, 1), libc::EINVAL, "MPOL_MF_STRICT alone");
+    same!(raw(0, list, 0, told, 1), libc::EINVAL, "only MPOL_MF_STRICT");
     same!(raw(0, list, 0, told, 8), libc::EINVAL, "an unknown flag");
     same!(raw(4_000_000, list, 0, told, MOVE), libc::ESRCH, "no such process");
     same!(raw(0, 8, 0, told, MOVE), libc::EFAULT, "no list of pages");
     same!(raw(0, list, 8, told, MOVE), libc::EFAULT, "no list of nodes");
-    same!(raw(0, list, 0, 0, MOVE), libc::EFAULT, "nowhere to store");
+    same!(raw(0, list, 0, 0, MOVE), libc::EFAULT, "an unmapped status list");
     for node in [-1, 7, 63, 5000] {
         same!(
             errno(move_pages(&pages, Some(&[node; 4]), &mut [0; 4], MOVE)),
@@ -89,13 +89,17 @@ fn errors() -> Verdict {
     let zero = region.load(2 * PAGE);
     doing("munmap", region.unmap(3 * PAGE, PAGE))?;
     let hole = [0, 0, -libc::EFAULT, -libc::EFAULT];
-    same!(nodes_of(&pages), Ok(hole.to_vec()), "where pages are, of which one reads {zero}");
-    same!(move_pages(&pages, Some(&[0; 4]), &mut status, MOVE), Ok(0), "pages move where they are");
-    same!(status, hole, "what became of them");
+    same!(nodes_of(&pages), Ok(hole.to_vec()), "the nodes of pages; one page is {zero}");
+    same!(
+        move_pages(&pages, Some(&[0; 4]), &mut status, MOVE),
+        Ok(0),
+        "a move of pages to their current node"
+    );
+    same!(status, hole, "the status of the pages");
     let fresh = anonymous(1)?;
-    same!(nodes_of(&[fresh.start() + 9]), Ok(vec![-libc::ENOENT]), "a page that is not there");
+    same!(nodes_of(&[fresh.start() + 9]), Ok(vec![-libc::ENOENT]), "an absent page");
     doing("mprotect", region.protect(0, PAGE, NONE))?;
-    same!(nodes_of(&pages[..1]), Ok(vec![0]), "a page that may not be accessed");
+    same!(nodes_of(&pages[..1]), Ok(vec![0]), "an inaccessible page");
 
     // The lists are read up to the missing node.
     let nodes = doing("move_pages", nodes())?;
@@ -103,9 +107,9 @@ fn errors() -> Verdict {
     same!(
         errno(move_pages(&pages[1..3], Some(&to), &mut status[..2], MOVE)),
         libc::ENODEV,
-        "a wrong node behind"
+        "a wrong node after the first page"
     );
-    same!(nodes_of(&pages[1..2]), Ok(vec![nodes - 1]), "the page before it");
+    same!(nodes_of(&pages[1..2]), Ok(vec![nodes - 1]), "the page before the wrong node");
     Ok(())
 }
 
@@ -134,10 +138,10 @@ fn shared_pages() -> Verdict {
             i32::from(found != expected)
         }),
     )?;
-    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child that moves");
+    same!(doing("wait4", child.wait())?, Status::Exited(0), "the child that moves pages");
     same!(nodes_of(&region.addresses()), Ok(vec![last; 3]), "the parent's pages");
     for at in region.pages() {
-        same!(region.load(at), 5, "what is in a page that moved");
+        same!(region.load(at), 5, "the content of a moved page");
     }
     Ok(())
 }
@@ -158,7 +162,7 @@ fn store_elsewhere() -> Verdict {
         |round| {
             same!(outside()?, mark(round, 1), "round {round}: a store before the move");
             doing("move_pages", region.move_to(node_of(round, nodes)))?;
-            same!(outside()?, mark(round, 1), "round {round}: what moved");
+            same!(outside()?, mark(round, 1), "round {round}: the moved page");
             doing("process_vm_writev", region.store_outside(0, mark(round, 2)))
         },
         |round| {
@@ -213,7 +217,7 @@ fn write_after_move() -> Verdict {
         },
         |round| {
             // Its translation is needed only for the move.
-            same!(region.load(0), mark(round, 1), "round {round}: the page here");
+            same!(region.load(0), mark(round, 1), "round {round}: the page of this process");
             doing("move_pages", region.move_to(node_of(round, nodes)))?;
             write(mark(round + 1, 1))
         },
@@ -268,7 +272,7 @@ fn old_frames_reused() -> Verdict {
             ensure!(stayed > 0, "{} pages do not fill the second node", pages.len());
             Ok(())
         },
-        |round| looks("another CPU reads what has its old frames", round),
+        |round| looks("another CPU reads the new content of the old frames", round),
     )
 }
 
@@ -300,7 +304,10 @@ impl<'a> Told<'a> {
         let latest = self.told[page as usize].load(Ordering::Acquire) + 1;
         let known =
             (told..=latest).any(|number| found == if number == 0 { 0 } else { mark(number, page) });
-        ensure!(known, "page {page} has {found}, where {told} was told and {latest} may be");
+        ensure!(
+            known,
+            "page {page} contains {found}, but {told} was announced and at most {latest} stored"
+        );
         Ok(())
     }
 }
@@ -336,7 +343,7 @@ fn storm() -> Verdict {
             same!(
                 own.load(word(page, thread)),
                 model[page as usize],
-                "thread {thread}: its word of page {page}"
+                "thread {thread}: the thread's word of page {page}"
             );
             if random.below(2) == 0 {
                 count += 1;
@@ -347,7 +354,7 @@ fn storm() -> Verdict {
             let found = own.load(word(page, other));
             ensure!(
                 found == 0 || found % PAGES == page && found / PAGES % WORDS == other,
-                "page {page} has {found} for thread {other}"
+                "page {page} contains {found} for thread {other}"
             );
             guarded.look(random.below(PAGES))?;
             mapped.look(random.below(PAGES))?;
@@ -433,11 +440,11 @@ fn main() {
     let args = Args::read("migrate", &["rounds", "seed"]);
     let given = Settings { rounds: args.get("rounds", 500), seed: args.get("seed", 1) };
     if SETTINGS.set(given).is_err() {
-        args.refuse("the settings are read once");
+        args.refuse("the settings must be read once");
     }
     proc::no_huge_pages();
     if nodes() == Ok(1) {
-        println!("# one memory node: nothing moves");
+        println!("# one memory node: no page moves");
     }
     std::process::exit(check::run(&args, CHECKS))
 }

@@ -107,7 +107,7 @@ fn after(before: u64) -> Verdict {
     }
     ensure!(
         limit().is_some() || found >= before - before / 8,
-        "{found} bytes are available after it, {before} were before"
+        "{found} bytes are available after the kill, {before} before"
     );
     let status = outcome(|| {
         let Ok(region) = Region::anonymous(4 << 20) else { return 1 };
@@ -115,7 +115,7 @@ fn after(before: u64) -> Verdict {
         let fine = std::thread::spawn(|| 5).join().is_ok_and(|value| value == 5);
         i32::from(!fine || region.pages().any(|at| region.load(at) != 9))
     })?;
-    ensure!(status == Status::Exited(0), "a process after it ended with {status:?}");
+    ensure!(status == Status::Exited(0), "a process after the kill ended with {status:?}");
     Ok(())
 }
 
@@ -553,7 +553,7 @@ fn main() {
     match (limit, total) {
         (Some(0..0x200_0000), _) => args.refuse("limit must be 32 at least"),
         (None, Ok(total)) if total >= 2 << 30 => {
-            args.refuse(&format!("the machine has {} MiB: give a limit", total >> 20));
+            args.refuse(&format!("the machine has {} MiB: a limit is required", total >> 20));
         }
         (None, Err(why)) => args.refuse(&why),
         _ => {}

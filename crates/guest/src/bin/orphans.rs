@@ -68,13 +68,17 @@ fn adopted() -> Verdict {
         });
         i32::from(orphan.is_err())
     });
-    same!(doing("wait4", doing("fork", middle)?.wait())?, Status::Exited(0), "the one in between");
-    ensure!(comes(|| seen.0.load(Acquire) != 0), "the orphan has the same parent still");
+    same!(
+        doing("wait4", doing("fork", middle)?.wait())?,
+        Status::Exited(0),
+        "the intermediate process"
+    );
+    ensure!(comes(|| seen.0.load(Acquire) != 0), "the orphan still has the same parent");
     let (orphan, by) = (seen.0.load(Acquire), seen.1.load(Acquire));
     ensure!(by > 0, "the orphan's parent is {by}");
-    ensure!(by != pid(), "the orphan came to its grandparent, which did not ask for it");
+    ensure!(by != pid(), "the grandparent, which is not a subreaper, adopted the orphan");
     if has_init() {
-        same!(by, 1, "who adopted the orphan");
+        same!(by, 1, "the new parent of the orphan");
         ensure!(goes(orphan), "the orphan was not reaped");
     }
     Ok(())
@@ -90,7 +94,11 @@ fn zombies() -> Verdict {
         seen.0.store(zombie.pid, Release);
         0
     });
-    same!(doing("wait4", doing("fork", middle)?.wait())?, Status::Exited(0), "the one in between");
+    same!(
+        doing("wait4", doing("fork", middle)?.wait())?,
+        Status::Exited(0),
+        "the intermediate process"
+    );
     if has_init() {
         ensure!(goes(seen.0.load(Acquire)), "the zombie was not reaped");
     }
@@ -105,7 +113,7 @@ fn init() -> Verdict {
     let status = procfs::fields("/proc/1/status")?;
     let field = |name: &str| status.get(name).map(String::as_str);
     same!(field("PPid"), Some("0"), "the parent of process 1");
-    same!(field("State"), Some("S (sleeping)"), "what process 1 does");
+    same!(field("State"), Some("S (sleeping)"), "the state of process 1");
     same!(field("Threads"), Some("1"), "the threads of process 1");
     let program = procfs::fields(&format!("/proc/{}/status", parent()))?;
     same!(program.get("PPid").map(String::as_str), Some("1"), "the parent of the program");
@@ -115,11 +123,11 @@ fn init() -> Verdict {
         same!(kill(1, signal), Ok(()), "signal {signal} to process 1");
     }
     clock::sleep_ms(20);
-    same!(kill(1, 0), Ok(()), "process 1 after that");
+    same!(kill(1, 0), Ok(()), "process 1 after the signals");
     let status = procfs::fields("/proc/1/status")?;
     let waiting = ["SigPnd", "ShdPnd"].map(|name| status.get(name).map(String::as_str));
-    same!(waiting, [Some("0000000000000000"); 2], "signals that wait for process 1");
-    same!(kill(-1, libc::SIGUSR2 + 1000), Err(Errno(libc::EINVAL)), "no signal to everybody");
+    same!(waiting, [Some("0000000000000000"); 2], "pending signals of process 1");
+    same!(kill(-1, libc::SIGUSR2 + 1000), Err(Errno(libc::EINVAL)), "no signal to all processes");
     Ok(())
 }
 
@@ -141,9 +149,9 @@ fn signal_to_all() -> Verdict {
         }),
     )?;
     comes(|| ready.0.load(Acquire) != 0);
-    same!(kill(-1, libc::SIGUSR1), Ok(()), "a signal to everybody");
+    same!(kill(-1, libc::SIGUSR1), Ok(()), "a signal to all processes");
     same!(doing("wait4", child.wait())?, Status::Killed(libc::SIGUSR1), "another process");
-    same!(signal::NOTED.count.load(Acquire), 0, "signals that the sender got");
+    same!(signal::NOTED.count.load(Acquire), 0, "signals to the sender");
     Ok(())
 }
 
@@ -186,7 +194,7 @@ fn groups() -> Verdict {
         if comes(|| seen.0.load(Acquire) != 0) { 0 } else { 7 }
     })?;
     same!(status, Status::Exited(0), "the session");
-    same!(seen.1.load(Relaxed), 1, "SIGHUP that came to the stopped process");
+    same!(seen.1.load(Relaxed), 1, "SIGHUP of the stopped process");
     Ok(())
 }
 
@@ -214,20 +222,24 @@ fn death_signals() -> Verdict {
         i32::from(orphan.is_err())
     });
     same!(doing("wait4", doing("fork", middle)?.wait())?, Status::Exited(0), "the parent");
-    ensure!(comes(|| seen.1.load(Acquire) != 0), "no signal came when the parent ended");
-    same!(seen.0.load(Acquire), 1, "what the child set");
-    same!(seen.1.load(Acquire), 1, "whether the signal came from the parent");
-    same!(control(SET, 65), Err(Errno(libc::EINVAL)), "a signal that is none");
+    ensure!(comes(|| seen.1.load(Acquire) != 0), "no signal at the end of the parent");
+    same!(seen.0.load(Acquire), 1, "the setting of the child");
+    same!(seen.1.load(Acquire), 1, "whether the parent is the sender of the signal");
+    same!(control(SET, 65), Err(Errno(libc::EINVAL)), "an invalid signal number");
     Ok(())
 }
 
 /// `PR_SET_CHILD_SUBREAPER`: a subreaper adopts the orphans among its descendants, living or not.
 fn subreapers() -> Verdict {
     const GET: i32 = libc::PR_GET_CHILD_SUBREAPER;
-    same!(asked(GET), Ok(0), "whether it adopts orphans");
+    same!(asked(GET), Ok(0), "whether the process is a subreaper");
     doing("prctl", control(libc::PR_SET_CHILD_SUBREAPER, 1))?;
-    same!(asked(GET), Ok(1), "whether it does then");
-    same!(outcome(|| asked(GET).unwrap_or(99))?, Status::Exited(0), "whether a child does");
+    same!(asked(GET), Ok(1), "whether the process is a subreaper after the call");
+    same!(
+        outcome(|| asked(GET).unwrap_or(99))?,
+        Status::Exited(0),
+        "whether a child is a subreaper"
+    );
     let seen = told()?;
     let middle = fork(|| {
         let own = pid();
@@ -250,7 +262,11 @@ fn subreapers() -> Verdict {
         i32::from(fork(|| 8).is_err())
     });
     let middle = doing("fork", middle)?;
-    same!(wait(middle.pid, 0), Ok(Some((middle.pid, Status::Exited(0)))), "the one in between");
+    same!(
+        wait(middle.pid, 0),
+        Ok(Some((middle.pid, Status::Exited(0)))),
+        "the intermediate process"
+    );
     seen.0.store(1, Release);
     let mut ends = [0; 2];
     for end in &mut ends {

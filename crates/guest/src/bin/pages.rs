@@ -47,9 +47,9 @@ fn locked_pages_count() -> Verdict {
     doing("mlock", lock(at(&region, 1), 3))?;
     same!(locked()?, 3, "pages after mlock");
     doing("mlock", lock(at(&region, 2), 4))?;
-    same!(locked()?, 5, "pages after mlock of some more");
+    same!(locked()?, 5, "pages after mlock of further pages");
     doing("munlock", unlock(at(&region, 3), 1))?;
-    same!(locked()?, 4, "pages after munlock of one");
+    same!(locked()?, 4, "pages after munlock of one page");
     doing("mlock2", ask(libc::SYS_mlock2, at(&region, 7), PAGE, libc::MLOCK_ONFAULT as i32))?;
     same!(locked()?, 5, "pages after mlock2 on fault");
     doing("munmap", region.unmap(0, 2 * PAGE))?;
@@ -59,12 +59,12 @@ fn locked_pages_count() -> Verdict {
     doing("mprotect", region.protect(4 * PAGE, PAGE, READ))?;
     same!(locked()?, 4, "pages after mprotect");
     same!(lock(at(&region, 0), 8), refused(ENOMEM), "mlock that begins with a hole");
-    same!(locked()?, 4, "pages after that");
+    same!(locked()?, 4, "pages after this mlock");
     doing("munmap", region.unmap(6 * PAGE, PAGE))?;
     same!(lock(at(&region, 2), 6), refused(ENOMEM), "mlock over a hole");
-    same!(locked()?, 5, "pages after that, of which those below the hole are locked");
+    same!(locked()?, 5, "pages after this mlock, which locks pages below the hole");
     doing("munlock", unlock(at(&region, 2), 4))?;
-    same!(locked()?, 1, "pages after munlock of all but one");
+    same!(locked()?, 1, "pages after munlock of all but one page");
     drop(region);
     same!(locked()?, 0, "pages after munmap of all");
 
@@ -72,10 +72,10 @@ fn locked_pages_count() -> Verdict {
     region = doing("mmap", Region::map(2 * PAGE, WRITE, flags, -1, 0))?;
     same!(locked()?, 2, "pages of MAP_LOCKED");
     doing("mremap", region.resize(5 * PAGE))?;
-    same!(locked()?, 5, "pages after it grew");
-    same!(in_core(&region)?, [true; 5], "what is there of them");
+    same!(locked()?, 5, "pages after the mapping grew");
+    same!(in_core(&region)?, [true; 5], "resident pages");
     doing("mremap", region.resize(PAGE))?;
-    same!(locked()?, 1, "pages after it shrank");
+    same!(locked()?, 1, "pages after the mapping shrank");
     Ok(())
 }
 
@@ -90,20 +90,20 @@ fn all_may_be_locked() -> Verdict {
     };
     let pages = locked()?;
     ensure!(pages > 100, "only {pages} pages are locked");
-    same!(in_core(&region)?, [false; 4], "what MCL_ONFAULT faulted in");
-    same!(region.advise(0, PAGE, libc::MADV_DONTNEED), refused(EINVAL), "advice on what is locked");
+    same!(in_core(&region)?, [false; 4], "pages resident after MCL_ONFAULT");
+    same!(region.advise(0, PAGE, libc::MADV_DONTNEED), refused(EINVAL), "advice on locked pages");
     doing("munlockall", ask(libc::SYS_munlockall, 0, 0, 0))?;
     same!(locked()?, 0, "pages after munlockall");
     doing("madvise", region.advise(0, PAGE, libc::MADV_DONTNEED))?;
     doing("mlockall", all(libc::MCL_FUTURE))?;
     same!(locked()?, 0, "pages at MCL_FUTURE");
     let later = doing("mmap", Region::anonymous(3 * PAGE))?;
-    same!(locked()?, 3, "pages of what was mapped then");
-    same!(in_core(&later)?, [true; 3], "what is there of them");
+    same!(locked()?, 3, "pages of a later mapping");
+    same!(in_core(&later)?, [true; 3], "resident pages");
     doing("mlockall", all(libc::MCL_FUTURE | libc::MCL_ONFAULT))?;
     let last = doing("mmap", Region::anonymous(2 * PAGE))?;
-    same!(locked()?, 5, "pages of what was mapped on fault");
-    same!(in_core(&last)?, [false; 2], "what is there of them");
+    same!(locked()?, 5, "pages of a mapping locked on fault");
+    same!(in_core(&last)?, [false; 2], "resident pages");
     let child = outcome(|| {
         let more = Region::anonymous(PAGE);
         locked().map_or(100, |pages| pages as i32) + i32::from(more.is_err())
@@ -111,7 +111,7 @@ fn all_may_be_locked() -> Verdict {
     same!(child?, Status::Exited(0), "pages of a child");
     doing("munlockall", ask(libc::SYS_munlockall, 0, 0, 0))?;
     let end = doing("mmap", Region::anonymous(2 * PAGE))?;
-    same!(locked()?, 0, "pages of what was mapped at the end, of {:#x}", end.start());
+    same!(locked()?, 0, "pages of the last mapping, at {:#x}", end.start());
     Ok(())
 }
 
@@ -128,7 +128,7 @@ fn cached_pages() -> Verdict {
     let fd = file.as_raw_fd();
     for (name, prot, flags) in [
         ("shared", WRITE, MAP_SHARED),
-        ("shared to be read", READ, MAP_SHARED),
+        ("shared and readable", READ, MAP_SHARED),
         ("private", WRITE, MAP_PRIVATE),
         ("private, not accessible", NONE, MAP_PRIVATE),
     ] {
@@ -138,13 +138,13 @@ fn cached_pages() -> Verdict {
         same!(in_core(&tail)?, [true], "the last page of a file, {name}");
     }
     let anonymous = doing("mmap", Region::shared(4 * PAGE))?;
-    same!(in_core(&anonymous)?, [false; 4], "shared memory that nobody touched");
+    same!(in_core(&anonymous)?, [false; 4], "untouched shared memory");
     let child = outcome(|| {
         anonymous.store(PAGE, 1);
         0
     });
     same!(child?, Status::Exited(0), "a child that stores");
-    same!(in_core(&anonymous)?, [false, true, false, false], "what a child stored to");
+    same!(in_core(&anonymous)?, [false, true, false, false], "a page with a child's store");
     Ok(())
 }
 
@@ -161,16 +161,20 @@ fn synchronisation() -> Verdict {
     same!(sync(0, PAGE, MS_ASYNC | MS_SYNC), refused(EINVAL), "both kinds");
     same!(sync(0, PAGE, -1), refused(EINVAL), "all flags");
     same!(sync(0, PAGE, 8), refused(EINVAL), "another flag");
-    same!(sync(1, PAGE, MS_SYNC), refused(EINVAL), "an odd address");
+    same!(sync(1, PAGE, MS_SYNC), refused(EINVAL), "an unaligned address");
     same!(sync(0, u64::MAX - 2 * PAGE, MS_SYNC), refused(ENOMEM), "a length that wraps");
     same!(sync(0, 0, MS_SYNC), Ok(0), "no length");
     doing("mlock", lock(region.start() + PAGE, 1))?;
-    same!(sync(0, 4 * PAGE, MS_INVALIDATE), refused(EBUSY), "invalidating what is locked");
-    same!(sync(0, 4 * PAGE, MS_SYNC | MS_INVALIDATE), refused(EBUSY), "that, synchronously");
-    same!(sync(2 * PAGE, PAGE, MS_INVALIDATE), Ok(0), "invalidating what is beside it");
-    same!(sync(0, 4 * PAGE, MS_SYNC), Ok(0), "synchronising what is locked");
+    same!(sync(0, 4 * PAGE, MS_INVALIDATE), refused(EBUSY), "invalidating locked pages");
+    same!(
+        sync(0, 4 * PAGE, MS_SYNC | MS_INVALIDATE),
+        refused(EBUSY),
+        "invalidating locked pages synchronously"
+    );
+    same!(sync(2 * PAGE, PAGE, MS_INVALIDATE), Ok(0), "invalidating the pages beside");
+    same!(sync(0, 4 * PAGE, MS_SYNC), Ok(0), "synchronising locked pages");
     doing("munlock", unlock(region.start(), 4))?;
-    same!(sync(0, 4 * PAGE, MS_INVALIDATE), Ok(0), "invalidating what was locked");
+    same!(sync(0, 4 * PAGE, MS_INVALIDATE), Ok(0), "invalidating unlocked pages");
     doing("munmap", region.unmap(2 * PAGE, PAGE))?;
     same!(sync(0, 4 * PAGE, MS_SYNC), refused(ENOMEM), "a hole");
     same!(sync(2 * PAGE, PAGE, MS_ASYNC), refused(ENOMEM), "nothing");
@@ -191,7 +195,7 @@ fn advice() -> Verdict {
     let advise =
         |region: &Region, at, what| ask(libc::SYS_madvise, region.start() + at, PAGE, what);
     const REMOVE: i32 = libc::MADV_REMOVE;
-    same!(advise(&memory, 1, libc::MADV_NORMAL), refused(EINVAL), "an odd address");
+    same!(advise(&memory, 1, libc::MADV_NORMAL), refused(EINVAL), "an unaligned address");
     same!(advise(&memory, 0, 1212), refused(EINVAL), "no advice");
     for (name, region) in [("shared", &shared), ("private", &private), ("shared memory", &of_all)] {
         same!(advise(region, 0, libc::MADV_FREE), refused(EINVAL), "MADV_FREE, {name}");
@@ -200,18 +204,18 @@ fn advice() -> Verdict {
     same!(advise(&memory, 0, libc::MADV_WILLNEED), Ok(0), "MADV_WILLNEED without a file");
     same!(advise(&memory, 0, REMOVE), refused(EINVAL), "MADV_REMOVE without a file");
     same!(advise(&private, 0, REMOVE), refused(EACCES), "MADV_REMOVE of private copies");
-    same!(advise(&reader, 0, REMOVE), refused(EACCES), "MADV_REMOVE of what may not be written");
+    same!(advise(&reader, 0, REMOVE), refused(EACCES), "MADV_REMOVE of a read-only mapping");
     private.store(PAGE, 9);
     private.load(0);
     same!(advise(&shared, PAGE, REMOVE), Ok(0), "MADV_REMOVE");
-    same!((shared.load(PAGE), reader.load(PAGE)), (0, 0), "what was removed");
-    ensure!(shared.load(2 * PAGE) != 0, "too much was removed");
-    same!(private.load(PAGE), 9, "a private copy of what was removed");
-    same!(advise(&shared, 0, REMOVE), Ok(0), "MADV_REMOVE of another");
-    same!(private.load(0), 0, "a page of the file that was removed");
+    same!((shared.load(PAGE), reader.load(PAGE)), (0, 0), "the removed page");
+    ensure!(shared.load(2 * PAGE) != 0, "a neighbour of the removed page");
+    same!(private.load(PAGE), 9, "a private copy of the removed page");
+    same!(advise(&shared, 0, REMOVE), Ok(0), "MADV_REMOVE of another page");
+    same!(private.load(0), 0, "a removed page of the file");
     of_all.store(3 * PAGE, 1);
     same!(advise(&of_all, 3 * PAGE, REMOVE), Ok(0), "MADV_REMOVE of shared memory");
-    same!(of_all.load(3 * PAGE), 0, "what was removed of it");
+    same!(of_all.load(3 * PAGE), 0, "the removed page of this memory");
 
     for region in [&shared, &private, &memory] {
         region.store(3 * PAGE, 5);
@@ -219,18 +223,18 @@ fn advice() -> Verdict {
         for what in [libc::MADV_DONTNEED, libc::MADV_FREE, REMOVE] {
             same!(advise(region, 3 * PAGE, what), refused(EINVAL), "advice {what}, locked");
         }
-        same!(region.load(3 * PAGE), 5, "what is locked");
+        same!(region.load(3 * PAGE), 5, "the locked page");
         // The part before the locked page is discarded.
-        same!(region.advise(0, 4 * PAGE, libc::MADV_DONTNEED), refused(EINVAL), "all of it");
+        same!(region.advise(0, 4 * PAGE, libc::MADV_DONTNEED), refused(EINVAL), "the whole region");
     }
-    same!(private.load(PAGE), 0, "a private copy before what is locked");
-    same!(private.load(3 * PAGE), 5, "a private copy that is locked");
+    same!(private.load(PAGE), 0, "a private copy before the locked page");
+    same!(private.load(3 * PAGE), 5, "a locked private copy");
     match advise(&memory, 3 * PAGE, libc::MADV_DONTNEED_LOCKED) {
         // Available on Linux since 5.18.
         Err(Errno(EINVAL)) => {}
         result => {
             doing("MADV_DONTNEED_LOCKED", result)?;
-            same!(memory.load(3 * PAGE), 0, "what was given up although it is locked");
+            same!(memory.load(3 * PAGE), 0, "a discarded locked page");
         }
     }
     doing("munmap", memory.unmap(PAGE, PAGE))?;
@@ -240,7 +244,7 @@ fn advice() -> Verdict {
     doing("munmap", of_all.unmap(PAGE, PAGE))?;
     of_all.store(2 * PAGE, 3);
     same!(of_all.advise(0, 3 * PAGE, REMOVE), refused(ENOMEM), "MADV_REMOVE over a hole");
-    same!(of_all.load(2 * PAGE), 0, "what lies behind the hole");
+    same!(of_all.load(2 * PAGE), 0, "the page after the hole");
     Ok(())
 }
 
@@ -268,7 +272,7 @@ fn mappings_refused() -> Verdict {
         let nowhere = Region::map(0, READ, flags, 999, 0).map(drop);
         same!(nowhere, refused(EBADF), "no length of no file, {flags}");
         let odd = Region::map(0, READ, flags, 999, 1).map(drop);
-        same!(odd, refused(EINVAL), "no length of no file at an odd offset, {flags}");
+        same!(odd, refused(EINVAL), "no length of no file at an unaligned offset, {flags}");
     }
     for (kind, file) in [(0, &both), (0, &writes), (4, &both), (9, &both), (10, &writes)] {
         same!(map(PAGE, READ, kind, file), refused(EINVAL), "the kind {kind}");
@@ -278,17 +282,17 @@ fn mappings_refused() -> Verdict {
     same!(map(PAGE, READ, MAP_SHARED | UNKNOWN, &both), Ok(()), "an unknown flag");
     for flags in [UNKNOWN, libc::MAP_FIXED_NOREPLACE] {
         let found = map(PAGE, READ, VALIDATE | flags, &both);
-        same!(found, refused(EOPNOTSUPP), "{flags:#x} that is validated");
+        same!(found, refused(EOPNOTSUPP), "{flags:#x} with validation");
         let found = map(PAGE, READ, VALIDATE | flags, &writes);
-        same!(found, refused(EOPNOTSUPP), "{flags:#x} that is validated, write");
+        same!(found, refused(EOPNOTSUPP), "{flags:#x} with validation, write");
     }
     let known = libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_STACK | libc::MAP_DENYWRITE;
-    same!(map(PAGE, WRITE, VALIDATE | known, &both), Ok(()), "flags that are known");
+    same!(map(PAGE, WRITE, VALIDATE | known, &both), Ok(()), "known flags");
     let region = doing("mmap", Region::map(PAGE, WRITE, VALIDATE, both.as_raw_fd(), 0))?;
     region.store(0, 77);
     let mut bytes = [0; 8];
     io("read", file.read_exact_at(&mut bytes, 0))?;
-    same!(u64::from_ne_bytes(bytes), 77, "a store to what is shared, and validated");
+    same!(u64::from_ne_bytes(bytes), 77, "a store to a shared validated mapping");
     for flags in [0, VALIDATE, 9] {
         let found = Region::map(PAGE, READ, MAP_ANONYMOUS | flags, -1, 0).map(drop);
         same!(found, refused(EINVAL), "memory without a file of kind {flags}");
@@ -301,7 +305,7 @@ fn mappings_refused() -> Verdict {
     let null = device("/dev/null", true)?;
     same!(map(PAGE, READ, MAP_PRIVATE, &null), refused(ENODEV), "/dev/null");
     let zero = device("/dev/zero", false)?;
-    same!(map(PAGE, WRITE, MAP_SHARED, &zero), refused(EACCES), "/dev/zero, to be written");
+    same!(map(PAGE, WRITE, MAP_SHARED, &zero), refused(EACCES), "/dev/zero, writable");
     let region = doing("mmap", Region::map(PAGE, READ, MAP_SHARED, zero.as_raw_fd(), 0))?;
     same!(region.protect(0, PAGE, WRITE), refused(EACCES), "mprotect of /dev/zero");
     same!(region.load(0), 0, "/dev/zero");

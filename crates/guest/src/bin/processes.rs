@@ -29,8 +29,8 @@ fn waits() -> Verdict {
             3
         }),
     )?;
-    same!(child.try_wait(), Ok(None), "a child that has not ended");
-    same!(wait(1 << 22, 0), Err(Errno(libc::ECHILD)), "waiting for a stranger");
+    same!(child.try_wait(), Ok(None), "a running child");
+    same!(wait(1 << 22, 0), Err(Errno(libc::ECHILD)), "waiting for a process that is not a child");
     same!(wait(-1, 0), Ok(Some((child.pid, Status::Exited(3)))), "waiting for any child");
     // Many children at once; each is found once.
     let children: Vec<_> = (0..20).map(|number| fork(move || number)).collect();
@@ -42,7 +42,7 @@ fn waits() -> Verdict {
         }
     }
     same!(sum, (0..20).sum::<i32>(), "the sum of twenty statuses");
-    same!(wait(-1, 0), Err(Errno(libc::ECHILD)), "waiting when all are gone");
+    same!(wait(-1, 0), Err(Errno(libc::ECHILD)), "waiting without remaining children");
     Ok(())
 }
 
@@ -83,17 +83,17 @@ fn zombies() -> Verdict {
         if state == Some('Z') {
             break;
         }
-        ensure!(begin.elapsed().as_secs() < 10, "{path} says {line:?} of a process that has ended");
+        ensure!(begin.elapsed().as_secs() < 10, "{path} contains {line:?} for an ended process");
         clock::sleep_ms(1);
     }
     same!(kill(child.pid, 0), Ok(()), "kill of a zombie with signal 0");
     let number = child.pid;
     same!(doing("wait4", child.wait())?, Status::Exited(9), "the zombie");
-    same!(kill(number, 0), Err(Errno(libc::ESRCH)), "kill of who was waited for");
+    same!(kill(number, 0), Err(Errno(libc::ESRCH)), "kill of a reaped child");
     // With SIGCHLD ignored there are no zombies.
     doing("sigaction", signal::ignore(libc::SIGCHLD))?;
     let child = doing("fork", fork(|| 9))?;
-    same!(child.wait(), Err(Errno(libc::ECHILD)), "waiting for a child that nobody wants");
+    same!(child.wait(), Err(Errno(libc::ECHILD)), "waiting for a child with SIGCHLD ignored");
     Ok(())
 }
 
@@ -128,7 +128,7 @@ fn exec() -> Verdict {
         clock::sleep_ms(10_000);
         1
     })?;
-    same!(status, Status::Exited(41), "a program executed by a thread that is not the first");
+    same!(status, Status::Exited(41), "a program executed by another thread than the first");
     let status = outcome(|| {
         extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
         let _ = signal::handle(libc::SIGUSR1, handler, 0);
@@ -154,11 +154,11 @@ fn exec() -> Verdict {
         }
         Ok(errno)
     };
-    same!(refused(c"/no/such/file", None)?.0, libc::ENOENT, "executing what is not there");
+    same!(refused(c"/no/such/file", None)?.0, libc::ENOENT, "executing a missing file");
     same!(refused(c"/proc", None)?.0, libc::EACCES, "executing a directory");
     let mut header =
         *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0\0\0\0\0\0\0\0\0";
-    same!(refused(c"/tmp/empty", Some(b""))?.0, libc::ENOEXEC, "executing nothing");
+    same!(refused(c"/tmp/empty", Some(b""))?.0, libc::ENOEXEC, "executing an empty file");
     same!(refused(c"/tmp/text", Some(b"no program"))?.0, libc::ENOEXEC, "executing text");
     same!(refused(c"/tmp/short", Some(&header))?.0, libc::ENOEXEC, "executing half a header");
     header[4] = 1;
@@ -200,7 +200,7 @@ fn malformed() -> Verdict {
         ("machine", 18, &[40, 0]),
         ("size of a program header", 54, &[55, 0]),
         ("no program headers", 56, &[0, 0]),
-        ("program headers nowhere", 32, &[0xff; 8]),
+        ("program headers beyond all addresses", 32, &[0xff; 8]),
     ];
     for (what, at, value) in wrong {
         let mut bytes = whole[..0x2000].to_vec();
@@ -280,7 +280,7 @@ fn hostile() -> Verdict {
         })
     };
     let whole = program();
-    same!(attempt(&whole, &[])?, Status::Exited(7), "the program with nothing wrong");
+    same!(attempt(&whole, &[])?, Status::Exited(7), "the valid program");
     let interpreter = |name: &'static str| -> [Change<'static>; 4] {
         let len: &'static [u8] = match name.len() {
             1 => &[1, 0],
@@ -299,11 +299,11 @@ fn hostile() -> Verdict {
         ("program headers of another size", &[(54, &[64])], libc::ENOEXEC),
         ("another machine", &[(18, &[183])], libc::ENOEXEC),
         ("an object file", &[(16, &[1])], libc::ENOEXEC),
-        ("an interpreter that is not there", &interpreter("/none\0"), libc::ENOENT),
+        ("a missing interpreter", &interpreter("/none\0"), libc::ENOENT),
         ("an interpreter without a NUL", &interpreter("/none"), libc::ENOEXEC),
         ("an interpreter without a name", &interpreter("\0"), libc::ENOEXEC),
         ("an interpreter that is a directory", &interpreter("/proc\0"), libc::EACCES),
-        ("an interpreter that is no file", &interpreter("/dev/null\0"), libc::EACCES),
+        ("an interpreter that is not a file", &interpreter("/dev/null\0"), libc::EACCES),
         ("a name of 64 KiB for an interpreter", &interpreter("no length"), libc::ENOEXEC),
     ];
     for (what, changes, errno) in refused {
@@ -314,7 +314,11 @@ fn hostile() -> Verdict {
         same!(attempt(&whole, &changes)?, Status::Exited(errno), "{what}");
     }
     for len in [1, 63, 64, 119, 120, 231] {
-        same!(attempt(&whole[..len], &[])?, Status::Exited(libc::ENOEXEC), "{len} bytes of it");
+        same!(
+            attempt(&whole[..len], &[])?,
+            Status::Exited(libc::ENOEXEC),
+            "{len} bytes of the program"
+        );
     }
     let high = 0xffff_8000_0000_0000_u64.to_le_bytes();
     let late: [(&str, &[Change]); 8] = [
@@ -322,7 +326,7 @@ fn hostile() -> Verdict {
         ("a segment in the upper half", &[(field(0, 2), &high)]),
         ("a segment that wraps around", &[(field(0, 5), &[0xff; 8])]),
         ("a segment of all memory", &[(field(0, 5), &0x7fff_f000_0000_u64.to_le_bytes())]),
-        ("a segment where nothing may be", &[(field(0, 2), &[0; 8])]),
+        ("a segment below the lowest address", &[(field(0, 2), &[0; 8])]),
         ("an address unlike the offset", &[(field(0, 2), &[8])]),
         ("an entry outside", &[(24, &0x50_0000_u64.to_le_bytes())]),
         ("an entry in the upper half", &[(24, &high)]),
@@ -347,7 +351,7 @@ fn hostile() -> Verdict {
     let status = attempt(&whole, &own)?;
     ensure!(
         matches!(status, Status::Exited(7 | libc::ENOEXEC) | Status::Killed(libc::SIGSEGV)),
-        "its own interpreter: {status:?}"
+        "a program as its own interpreter: {status:?}"
     );
     // An interpreter that is no program.
     let text = format!("/tmp/hostile.text.{}", pid());
@@ -416,7 +420,7 @@ fn vfork() -> Verdict {
         let child = unsafe { faultless_clone(flags, top, vforked, &raw const argument) };
         ensure!(child > 0, "clone with CLONE_VFORK: error {}", -child);
         // The child wrote to the shared memory long before its parent continued.
-        same!(word.load(Relaxed), 5, "what the child wrote");
+        same!(word.load(Relaxed), 5, "the value that the child wrote");
         let expected = Status::Exited(if execute { 40 } else { 33 });
         let ended = doing("wait4", wait(child as i32, 0))?;
         same!(ended, Some((child as i32, expected)), "the child");
@@ -452,7 +456,7 @@ fn vfork_killed() -> Verdict {
             let ended = wait(child as i32, 0);
             i32::from(ended != Ok(Some((child as i32, Status::Killed(signal)))))
         })?;
-        same!(status, Status::Exited(0), "the parent of a child that signal {signal} ends");
+        same!(status, Status::Exited(0), "the parent of a child killed by signal {signal}");
     }
     // Killed by a third process while it sleeps.
     let word = doing("mmap", Shared::new(AtomicI32::new(0)))?;
@@ -528,16 +532,20 @@ fn siblings() -> Verdict {
     same!(
         wait(child as i32, 0),
         Err(Errno(libc::ECHILD)),
-        "waiting for the child as for a usual one"
+        "waiting for the clone child as for a normal child"
     );
-    same!(wait(sibling, 0), Err(Errno(libc::ECHILD)), "waiting for the sibling as for a usual one");
+    same!(
+        wait(sibling, 0),
+        Err(Errno(libc::ECHILD)),
+        "waiting for the sibling as for a normal child"
+    );
     let both = [(child as i32, 11, libc::__WALL), (sibling, 12, libc::__WCLONE)];
     for (number, status, kind) in both {
         let ended = doing("wait4", wait(number, kind))?;
         same!(ended, Some((number, Status::Exited(status))), "waiting with {kind:#x}");
     }
     ensure!(signal::NOTED.count.load(Acquire) >= 1, "no child sent SIGUSR2");
-    same!(signal::NOTED.signal.load(Relaxed), libc::SIGUSR2, "what they sent");
+    same!(signal::NOTED.signal.load(Relaxed), libc::SIGUSR2, "the signal of the children");
     Ok(())
 }
 

@@ -57,14 +57,14 @@ fn proc_maps() -> Verdict {
     }
     let at = |page: u64| find_mapping(&maps, region.start() + page * PAGE).map(|(_, flags)| flags);
     same!(at(0), Some("rw-p"), "the first part");
-    same!(at(5), Some("r--p"), "what was protected");
-    same!(at(9), Some("rw-p"), "what follows");
+    same!(at(5), Some("r--p"), "the protected part");
+    same!(at(9), Some("rw-p"), "the next part");
     same!(at(12), None, "the hole");
     same!(at(15), Some("rw-p"), "the last part");
     let here = (&raw const last) as u64;
     same!(find_mapping(&maps, here).is_some(), true, "the stack");
-    ensure!(maps.lines().any(|line| line.ends_with("[stack]")), "there is no [stack]");
-    ensure!(maps.lines().any(|line| line.ends_with("[heap]")), "there is no [heap]");
+    ensure!(maps.lines().any(|line| line.ends_with("[stack]")), "no [stack]");
+    ensure!(maps.lines().any(|line| line.ends_with("[heap]")), "no [heap]");
     let code = proc_maps as *const () as u64;
     let text = find_mapping(&maps, code).map(|(_, flags)| flags);
     same!(text, Some("r-xp"), "this program's text");
@@ -134,7 +134,7 @@ fn proc_smaps_kinds() -> Verdict {
     };
     let page = PAGE / 1024;
     let shares = ["Rss", "Pss", "Private_Dirty", "Private_Clean", "Shared_Dirty"];
-    same!(kinds(&shares)?, [16 * page, 16 * page, 16 * page, 0, 0], "own pages");
+    same!(kinds(&shares)?, [16 * page, 16 * page, 16 * page, 0, 0], "private pages");
     same!(kinds(&["Referenced", "LazyFree", "Locked"])?, [16 * page, 0, 0], "used pages");
     // A child that has stored to half of the pages shares the others.
     let step = doing("mmap", Shared::new(AtomicU32::new(0)))?;
@@ -239,7 +239,7 @@ fn proc_self() -> Verdict {
     same!(words.len(), 50, "the fields of /proc/self/stat after the name");
     same!(words[0], "R", "the state");
     let resident: u64 = words[21].parse().map_err(|_| "/proc/self/stat: the resident pages")?;
-    ensure!(resident >= 2048, "/proc/self/stat says {resident} resident pages");
+    ensure!(resident >= 2048, "/proc/self/stat reports {resident} resident pages");
     let statm = text("/proc/self/statm")?;
     same!(statm.split_whitespace().count(), 7, "the fields of /proc/self/statm");
     let exe = io("/proc/self/exe", fs::read_link("/proc/self/exe"))?;
@@ -255,7 +255,7 @@ fn proc_self() -> Verdict {
             .join()
             .unwrap_or_else(|_| Err("a thread panicked".into()))
     })?;
-    same!(threads, Some(2), "Threads, as a second one reads it");
+    same!(threads, Some(2), "Threads, read by a second thread");
     Ok(())
 }
 
@@ -276,7 +276,7 @@ fn proc_oom() -> Verdict {
         (OLD, "15", 1000, 15),
     ] {
         same!(write(path, given), 0, "writing {given:?}");
-        same!((read(NEW)?, read(OLD)?), (kept, old), "what is read after {given:?}");
+        same!((read(NEW)?, read(OLD)?), (kept, old), "the value after a write of {given:?}");
     }
     for (path, wrong, errno) in [
         (NEW, "1001", libc::EINVAL),
@@ -295,16 +295,20 @@ fn proc_oom() -> Verdict {
         let wrote = unsafe { libc::write(file.as_raw_fd(), wrong.as_ptr().cast(), wrong.len()) };
         same!(checked(wrote), Err(Errno(errno)), "writing {wrong:?} to {path}");
     }
-    same!(read(NEW)?, 1000, "what is read after what was refused");
+    same!(read(NEW)?, 1000, "the value after refused writes");
     ensure!(read(SCORE)? > 1000, "oom_score is {} at most", read(SCORE)?);
     let child = || (read(NEW) == Ok(1000) && write(NEW, "990") == 0).into();
     same!(proc::outcome(child)?, Status::Exited(1), "a child that inherits and changes it");
-    same!(read(NEW)?, 1000, "what is read after a child changed its own");
+    same!(read(NEW)?, 1000, "the value after a child changed the child's value");
     let refused = write(NEW, "-1000");
     if refused == 0 {
-        same!((read(NEW)?, read(OLD)?, read(SCORE)?), (-1000, -17, 0), "who is not to be killed");
+        same!(
+            (read(NEW)?, read(OLD)?, read(SCORE)?),
+            (-1000, -17, 0),
+            "a process that must not be killed"
+        );
     } else {
-        same!(refused, libc::EACCES, "lowering it");
+        same!(refused, libc::EACCES, "lowering the value");
     }
     Ok(())
 }
@@ -316,7 +320,7 @@ fn number_of(text: &str, label: &str) -> Option<u64> {
 /// `/proc/vmstat` and `/proc/meminfo` change when memory is touched and freed.
 fn proc_memory() -> Verdict {
     let used = || fields("/proc/meminfo").and_then(|fields| kilobytes(&fields, "AnonPages"));
-    let faults = || vmstat()?.get("pgfault").copied().ok_or("there is no pgfault".to_owned());
+    let faults = || vmstat()?.get("pgfault").copied().ok_or("no pgfault".to_owned());
     let mut seen = (0, 0, 0);
     // Other programs on the machine allocate and free memory, too: a single quiet moment is enough.
     for _ in 0..20 {
@@ -444,7 +448,7 @@ fn proc_machine() -> Verdict {
     let timer: u64 = rows["LOC"].0.iter().sum();
     clock::sleep_ms(100);
     let later: u64 = interrupts()?["LOC"].0.iter().sum();
-    ensure!(later >= timer, "timer interrupts went back from {timer} to {later}");
+    ensure!(later >= timer, "the count of timer interrupts fell from {timer} to {later}");
     let stat = text("/proc/stat")?;
     let first = stat.lines().next().unwrap_or_default();
     same!(first.split_whitespace().count(), 11, "the words of {first:?}");
@@ -477,7 +481,7 @@ fn system_information() -> Verdict {
     };
     let total = info.totalram * u64::from(info.mem_unit);
     same!(total, kilobytes(&fields("/proc/meminfo")?, "MemTotal")?, "totalram");
-    ensure!(info.procs > 0, "sysinfo says that there are no processes");
+    ensure!(info.procs > 0, "sysinfo reports no processes");
     // SAFETY: the fields are arrays that contain a zero.
     let system = unsafe { std::ffi::CStr::from_ptr(name.sysname.as_ptr()) };
     same!(system, c"Linux", "uname");
@@ -487,7 +491,7 @@ fn system_information() -> Verdict {
         doing("getrlimit", checked(libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit)))?;
         limit
     };
-    ensure!(stack.rlim_cur >= 1 << 20, "the stack may have {} bytes", stack.rlim_cur);
+    ensure!(stack.rlim_cur >= 1 << 20, "the limit of the stack is {} bytes", stack.rlim_cur);
     // SAFETY: a plain call.
     same!(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }, PAGE as i64, "the page size");
     Ok(())
@@ -509,9 +513,9 @@ fn published_paths() -> Verdict {
     };
     same!(text(SWITCH)?, "1\n", "the switch at first");
     let with = touch()?;
-    ensure!(with > before, "{COUNTER} stays {before} while pages are touched");
+    ensure!(with > before, "{COUNTER} remains {before} while pages are touched");
     io("switching off", fs::write(SWITCH, "0\n"))?;
-    same!(text(SWITCH)?, "0\n", "the switch that is off");
+    same!(text(SWITCH)?, "0\n", "the switch after turning it off");
     let off = vmstat()?[COUNTER];
     same!(touch()?, off, "speculative faults while the switch is off");
     for wrong in ["2", "-1", "on", ""] {
@@ -522,9 +526,9 @@ fn published_paths() -> Verdict {
         let refused = refused.map_err(|error| error.raw_os_error());
         ensure!(wrong.is_empty() || refused == Err(Some(22)), "writing {wrong:?}: {refused:?}");
     }
-    same!(text(SWITCH)?, "0\n", "the switch after what is no setting of it");
+    same!(text(SWITCH)?, "0\n", "the switch after an invalid setting");
     io("switching on", fs::write(SWITCH, "1"))?;
-    ensure!(touch()? > off, "{COUNTER} stays {off} after the switch is on again");
+    ensure!(touch()? > off, "{COUNTER} remains {off} after the switch is on again");
     for name in
         ["spf_vma_changed", "spf_vma_noanon", "spf_vma_notsup", "spf_vma_access", "spf_pmd_changed"]
     {
@@ -557,7 +561,7 @@ fn compaction() -> Verdict {
     same!(wrong, Err(Some(libc::EINVAL)), "writing 2");
     io("writing 1", fs::write(PATH, "1"))?;
     let after = count("compact_migrate_scanned")?;
-    ensure!(after > before, "compact_migrate_scanned stays {before}");
+    ensure!(after > before, "compact_migrate_scanned remains {before}");
     for page in (0..PAGES).step_by(KEPT) {
         same!(region.load(page * PAGE), page, "a page that may have moved");
     }
@@ -642,11 +646,11 @@ fn settings() -> Verdict {
         if CHANGED.iter().any(|name| path.ends_with(name)) {
             continue;
         }
-        ensure!(!text(&path.to_string_lossy())?.is_empty(), "{path:?} says nothing");
+        ensure!(!text(&path.to_string_lossy())?.is_empty(), "{path:?} is empty");
         same!(write(&path, "1"), libc::EACCES, "writing to {path:?}");
         refused += 1;
     }
-    ensure!(refused > 20, "there are {refused} settings");
+    ensure!(refused > 20, "only {refused} settings");
     same!(write(Path::new("/proc/meminfo"), "1"), libc::EIO, "writing to /proc/meminfo");
     same!(write(Path::new("/proc/self/smaps"), "1"), libc::EINVAL, "writing to /proc/self/smaps");
     Ok(())

@@ -206,7 +206,7 @@ fn locks() -> Verdict {
         });
         must("F_UNLCK", lock(own.0, libc::F_UNLCK, 0, 0))?;
         must("LOCK_UN", make(libc::SYS_flock, [own.0, libc::LOCK_UN as u64]))?;
-        same!(is_locked(other.0, 50)?, false, "it is locked afterwards");
+        same!(is_locked(other.0, 50)?, false, "locked after the refusal");
         Ok(ended)
     })
 }

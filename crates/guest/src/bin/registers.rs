@@ -58,8 +58,8 @@ fn selectors_are_per_process() -> Verdict {
     let other = doing("fork", fork(|| i32::from(keeps([0; 4]) != ROUNDS)))?;
     select([DATA, DATA, DATA]);
     let own = [DATA, DATA, 0, DATA];
-    same!(keeps(own), ROUNDS, "rounds in which the selectors stayed");
-    same!(doing("wait4", other.wait())?, Status::Exited(0), "a process that set none");
+    same!(keeps(own), ROUNDS, "rounds with unchanged selectors");
+    same!(doing("wait4", other.wait())?, Status::Exited(0), "a process without descriptors");
     let child = outcome(|| {
         let inherited = selectors() == own;
         select([CODE, 0, 3]);
@@ -130,7 +130,7 @@ fn unfit_states() -> Verdict {
         })
     };
     let (fine, ended) = (Status::Exited(0), Status::Killed(SIGSEGV));
-    same!(ends(MXCSR, 0)?, fine, "a state as it was");
+    same!(ends(MXCSR, 0)?, fine, "an unchanged state");
     same!(ends(MXCSR, 1)?, fine, "a flag of MXCSR");
     same!(ends(MXCSR + 3, 0x80)?, ended, "a reserved bit of MXCSR");
     if extended == 0 {
@@ -138,8 +138,12 @@ fn unfit_states() -> Verdict {
     }
     ensure!(parts & 3 == 3, "parts {parts:#x}");
     let absent = parts.trailing_ones() as usize;
-    same!(ends(HEADER + absent / 8, 1 << (absent % 8))?, ended, "a part that there is not");
-    same!(ends(HEADER + 7, 0x40)?, ended, "a part that there will hardly be");
+    same!(
+        ends(HEADER + absent / 8, 1 << (absent % 8))?,
+        ended,
+        "a state component that does not exist"
+    );
+    same!(ends(HEADER + 7, 0x40)?, ended, "a state component that is reserved");
     same!(ends(HEADER + 8, 1)?, ended, "another format");
     same!(ends(HEADER + 16, 1)?, ended, "a reserved byte of the header");
     // Parts that are not marked as present get their initial values.
@@ -190,7 +194,11 @@ fn handlers_at_invalid_addresses() -> Verdict {
     let child = doing("fork", fork(|| fails(STACK)))?;
     std::thread::sleep(Duration::from_millis(20));
     doing("kill", child.signal(SIGKILL))?;
-    same!(doing("wait4", child.wait())?, Status::Killed(SIGKILL), "before that");
+    same!(
+        doing("wait4", child.wait())?,
+        Status::Killed(SIGKILL),
+        "a process that is killed before its failure"
+    );
     Ok(())
 }
 

@@ -112,18 +112,46 @@ fn moving_directories() -> Verdict {
         const KEEP: u32 = libc::RENAME_NOREPLACE;
         const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
         same!(rename(&roots, &new("roots"), 0)?, fails(EACCES), "root's directory");
-        same!(rename(&roots, &roots.join("x"), 0)?, fails(EINVAL), "it into itself");
-        same!(rename(&roots, &target, 0)?, fails(ENOTDIR), "it over a file");
-        same!(rename(&roots, &full, 0)?, fails(EACCES), "it over a directory that is not empty");
-        same!(rename(&roots, &full, KEEP)?, fails(EEXIST), "it, with RENAME_NOREPLACE");
+        same!(rename(&roots, &roots.join("x"), 0)?, fails(EINVAL), "root's directory into itself");
+        same!(rename(&roots, &target, 0)?, fails(ENOTDIR), "root's directory over a file");
+        same!(
+            rename(&roots, &full, 0)?,
+            fails(EACCES),
+            "root's directory over a non-empty directory"
+        );
+        same!(
+            rename(&roots, &full, KEEP)?,
+            fails(EEXIST),
+            "root's directory, with RENAME_NOREPLACE"
+        );
         same!(rename(&file, &theirs, EXCHANGE)?, fails(EACCES), "an exchange with root's");
         same!(rename(&roots, &target, EXCHANGE)?, fails(EACCES), "an exchange of root's");
-        same!(rename(&locked, &new("locked"), 0)?, fails(EACCES), "the own, without write");
-        same!(rename(&own, &full, 0)?, fails(ENOTEMPTY), "the own over one that is not empty");
-        same!(rename(&own, &full, EXCHANGE)?, Ok(0), "an exchange of two of its own");
-        same!(rename(&shared, &new("shared"), 0)?, Ok(0), "root's, with write for others");
-        same!(rename(&roots, &a.0.join("renamed"), 0)?, Ok(0), "root's, in its directory");
-        same!(rename(&locked, &a.0.join("other"), 0)?, Ok(0), "the own, in its directory");
+        same!(
+            rename(&locked, &new("locked"), 0)?,
+            fails(EACCES),
+            "the user's directory, without write permission"
+        );
+        same!(
+            rename(&own, &full, 0)?,
+            fails(ENOTEMPTY),
+            "the user's directory over a non-empty directory"
+        );
+        same!(rename(&own, &full, EXCHANGE)?, Ok(0), "an exchange of two directories of the user");
+        same!(
+            rename(&shared, &new("shared"), 0)?,
+            Ok(0),
+            "root's directory, with write permission for others"
+        );
+        same!(
+            rename(&roots, &a.0.join("renamed"), 0)?,
+            Ok(0),
+            "root's directory, within the same directory"
+        );
+        same!(
+            rename(&locked, &a.0.join("other"), 0)?,
+            Ok(0),
+            "the user's directory, within the same directory"
+        );
         same!(rename(&file, &taken, 0)?, fails(EACCES), "a file into root's directory");
         same!(rename(&file, &taken, KEEP)?, fails(EEXIST), "the same, with RENAME_NOREPLACE");
         let none = closed.0.join("none");
@@ -228,9 +256,13 @@ fn ids_of_ipc() -> Verdict {
             };
             same!(value(0, SETVAL, 1), write, "SETVAL, {what}");
             same!(value(0, SETVAL, 40_000), fails(libc::ERANGE), "a large SETVAL, {what}");
-            same!(value(7, SETVAL, 1), fails(EINVAL), "SETVAL of none, {what}");
+            same!(value(7, SETVAL, 1), fails(EINVAL), "SETVAL of a missing semaphore, {what}");
             same!(value(0, GETVAL, 0), read, "GETVAL, {what}");
-            same!(value(7, GETVAL, 0), read.and(fails(EINVAL)), "GETVAL of none, {what}");
+            same!(
+                value(7, GETVAL, 0),
+                read.and(fails(EINVAL)),
+                "GETVAL of a missing semaphore, {what}"
+            );
             let semop = |sem_num: u16, sem_op: i16| {
                 let sem_flg = libc::IPC_NOWAIT as i16;
                 let change = libc::sembuf { sem_num, sem_op, sem_flg };
@@ -238,7 +270,7 @@ fn ids_of_ipc() -> Verdict {
             };
             same!(semop(1, 1), write, "semop, {what}");
             same!(semop(0, 0).err() == Some(Errno(EACCES)), read.is_err(), "semop for 0, {what}");
-            same!(semop(7, 1), fails(libc::EFBIG), "semop of none, {what}");
+            same!(semop(7, 1), fails(libc::EFBIG), "semop of a missing semaphore, {what}");
             let message = [1u64, 2];
             let at = message.as_ptr() as u64;
             let flags = libc::IPC_NOWAIT as u64;
@@ -284,7 +316,7 @@ fn ids_of_ipc() -> Verdict {
             same!(state[1..5], [user; 4], "owner and creator");
             (state[1], state[5]) = (77, 0o600);
             let set = object.control(IPC_SET, state.as_ptr() as u64);
-            same!(set.map(drop), Ok(()), "IPC_SET of the own, {}", object.control);
+            same!(set.map(drop), Ok(()), "IPC_SET of the user's object, {}", object.control);
             let now = object.state().map(|state| [state[1], state[3]]);
             same!(now, Ok([77, user]), "the new owner and the creator");
             let removed = object.control(libc::IPC_RMID as u64, 0);
@@ -353,21 +385,21 @@ fn times_and_owners() -> Verdict {
             }
         }
         let none = dir.0.join("none");
-        same!(set(&none, Some([OMIT, OMIT]))?, Ok(0), "two times that stay, of no file");
-        same!(set(&none, Some([OMIT, NOW]))?, fails(ENOENT), "a time of no file");
-        same!(set(&none, Some([-1, NOW]))?, fails(ENOENT), "a wrong time of no file");
+        same!(set(&none, Some([OMIT, OMIT]))?, Ok(0), "two unchanged times, of a missing file");
+        same!(set(&none, Some([OMIT, NOW]))?, fails(ENOENT), "a time of a missing file");
+        same!(set(&none, Some([-1, NOW]))?, fails(ENOENT), "a wrong time of a missing file");
         let chown = |path: &Path, user: i64, group: i64| {
             let path = text(path)?;
             let args = [path.as_ptr() as u64, user as u64, group as u64];
             Ok::<_, String>(make(libc::SYS_chown, args))
         };
-        same!(chown(&closed, -1, -1)?, Ok(0), "an owner and a group that stay");
+        same!(chown(&closed, -1, -1)?, Ok(0), "an unchanged owner and group");
         same!(chown(&set_id, -1, -1)?, fails(EPERM), "the same, of a set-user-ID file");
         same!(chown(&closed, 0, -1)?, fails(EPERM), "the same owner");
         same!(chown(&closed, -1, 0)?, fails(EPERM), "the same group");
-        same!(chown(&own, USER as i64, -1)?, Ok(0), "the own file, the same owner");
-        same!(chown(&own, -1, GROUP as i64)?, Ok(0), "the own file, an own group");
-        same!(chown(&own, -1, -1)?, Ok(0), "the own file, no change");
+        same!(chown(&own, USER as i64, -1)?, Ok(0), "the user's file, the same owner");
+        same!(chown(&own, -1, GROUP as i64)?, Ok(0), "the user's file, a group of the user");
+        same!(chown(&own, -1, -1)?, Ok(0), "the user's file, no change");
         Ok(())
     })?;
     let mode = |path: &Path| io(fs::metadata(path)).map(|meta| meta.mode() & 0o7777);
@@ -394,17 +426,17 @@ fn idle_policy() -> Verdict {
     let set = |policy: i32| make(libc::SYS_sched_setscheduler, [0, policy as u64, at]);
     const RESET: i32 = 0x4000_0000;
     same!(set(libc::SCHED_IDLE), Ok(0), "SCHED_IDLE, root");
-    same!(set(libc::SCHED_OTHER), Ok(0), "SCHED_OTHER after it, root");
+    same!(set(libc::SCHED_OTHER), Ok(0), "SCHED_OTHER after SCHED_IDLE, root");
     as_user(|| {
         same!(set(libc::SCHED_BATCH), Ok(0), "SCHED_BATCH");
-        same!(set(libc::SCHED_OTHER), Ok(0), "SCHED_OTHER after it");
+        same!(set(libc::SCHED_OTHER), Ok(0), "SCHED_OTHER after the change");
         same!(set(libc::SCHED_IDLE), Ok(0), "SCHED_IDLE");
         same!(set(libc::SCHED_IDLE), Ok(0), "SCHED_IDLE again");
-        same!(set(libc::SCHED_OTHER), fails(EPERM), "SCHED_OTHER after it");
-        same!(set(libc::SCHED_BATCH), fails(EPERM), "SCHED_BATCH after it");
+        same!(set(libc::SCHED_OTHER), fails(EPERM), "SCHED_OTHER after the change");
+        same!(set(libc::SCHED_BATCH), fails(EPERM), "SCHED_BATCH after the change");
         same!(set(libc::SCHED_FIFO), fails(EINVAL), "SCHED_FIFO without a priority");
         same!(set(libc::SCHED_IDLE | RESET), Ok(0), "SCHED_RESET_ON_FORK");
-        same!(set(libc::SCHED_IDLE), fails(EPERM), "without it again");
+        same!(set(libc::SCHED_IDLE), fails(EPERM), "SCHED_IDLE without SCHED_RESET_ON_FORK");
         same!(make(libc::SYS_sched_getscheduler, [0]), Ok(5 | RESET as u64), "the policy");
         Ok(())
     })

@@ -126,7 +126,11 @@ fn address_space() -> Verdict {
         let flags = (PRIVATE | libc::MAP_FIXED) as u64;
         make(libc::SYS_mmap, [at, len, NONE as u64, flags, u64::MAX, 0])
     };
-    same!(map(end - 12 * MIB, 12 * MIB), Ok(end - 12 * MIB), "8 MiB that were free, and 4 more");
+    same!(
+        map(end - 12 * MIB, 12 * MIB),
+        Ok(end - 12 * MIB),
+        "8 MiB that were free, and 4 MiB more"
+    );
     Ok(())
 }
 
@@ -144,7 +148,7 @@ fn data() -> Verdict {
     let read = doing("mmap", map(8 * MIB, READ, PRIVATE))?;
     same!(read.protect(0, 8 * MIB, WRITE), refused, "making 8 MiB writable");
     same!(read.protect(0, 2 * MIB, WRITE), Ok(()), "making 2 MiB writable");
-    same!(read.protect(0, 2 * MIB, READ), Ok(()), "making them readable again");
+    same!(read.protect(0, 2 * MIB, READ), Ok(()), "making the pages readable again");
     same!(make(libc::SYS_brk, [heap + 8 * MIB]), Ok(heap), "8 MiB of heap");
     same!(make(libc::SYS_brk, [heap + 2 * MIB]), Ok(heap + 2 * MIB), "2 MiB of heap");
     same!(make(libc::SYS_brk, [heap]), Ok(heap), "the heap's first end");
@@ -178,8 +182,8 @@ fn peaks() -> Verdict {
     let [most, most_resident] = [status("VmPeak")?, status("VmHWM")?];
     ensure!(most >= size + 48 * MIB, "VmPeak is {most}, VmSize was {size}");
     ensure!(most_resident + near >= resident + 32 * MIB, "VmHWM is {most_resident}");
-    ensure!(status("VmSize")? < size + 8 * MIB, "VmSize stays");
-    ensure!(status("VmRSS")? < resident + 8 * MIB, "VmRSS stays");
+    ensure!(status("VmSize")? < size + 8 * MIB, "VmSize is unchanged");
+    ensure!(status("VmRSS")? < resident + 8 * MIB, "VmRSS is unchanged");
     let own = usage(libc::RUSAGE_SELF);
     ensure!(own + near >= resident + 32 * MIB, "ru_maxrss is {own}");
     // The peak of a child that unmaps no memory itself, and the peak that its parent reads.
@@ -227,16 +231,16 @@ fn sizes_of_files() -> Verdict {
     expect("a write across the limit", write(2000, 9900), Ok(100), LIMIT, 0)?;
     expect("a write at the limit", write(1, LIMIT), refused, LIMIT, 1)?;
     same!(NOTED.code.load(Ordering::Relaxed), libc::SI_USER, "the code of the signal");
-    same!(NOTED.sender.load(Ordering::Relaxed), proc::pid(), "its sender");
+    same!(NOTED.sender.load(Ordering::Relaxed), proc::pid(), "the sender of the signal");
     expect("a write beyond the limit", write(5, LIMIT + 500), refused, LIMIT, 1)?;
     expect("a write of no bytes", write(0, LIMIT + 500), Ok(0), LIMIT, 0)?;
     let wrong = make(libc::SYS_pwrite64, [fd, 8, 5, LIMIT]);
     expect("a write from an unmapped address", wrong, refused, LIMIT, 1)?;
     expect("a length at the limit", set_length(LIMIT), Ok(0), LIMIT, 0)?;
-    expect("a length beyond it", set_length(LIMIT + 1), refused, LIMIT, 1)?;
+    expect("a length beyond the limit", set_length(LIMIT + 1), refused, LIMIT, 1)?;
     expect("shortening", set_length(100), Ok(0), 100, 0)?;
     expect("fallocate to the limit", allocate(0, LIMIT), Ok(0), LIMIT, 0)?;
-    expect("fallocate beyond it", allocate(0, LIMIT + 1), refused, LIMIT, 1)?;
+    expect("fallocate beyond the limit", allocate(0, LIMIT + 1), refused, LIMIT, 1)?;
     let keep = libc::FALLOC_FL_KEEP_SIZE;
     expect("the same with KEEP_SIZE", allocate(keep, LIMIT + 1), refused, LIMIT, 1)?;
     let punch = keep | libc::FALLOC_FL_PUNCH_HOLE;

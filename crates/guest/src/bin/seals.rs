@@ -122,8 +122,8 @@ fn future_writes() -> Verdict {
     written.store(0, 5);
     same!(errno(older.protect(0, PAGE, WRITE)), 0, "making an older mapping writable");
     let newer = doing("mmap", map(&file, READ, SHARED))?;
-    same!(newer.load(0), 5, "what was stored");
-    same!(errno(newer.protect(0, PAGE, WRITE)), libc::EACCES, "making a newer one writable");
+    same!(newer.load(0), 5, "the stored value");
+    same!(errno(newer.protect(0, PAGE, WRITE)), libc::EACCES, "making a newer mapping writable");
     same!(errno(map(&file, WRITE, SHARED)), EPERM, "a writable mapping");
     same!(number((&file).write(b"x")), EPERM, "write");
     Ok(())
@@ -149,26 +149,26 @@ fn lengths() -> Verdict {
 fn invalid_and_initial_seals() -> Verdict {
     let file = sealable(0)?;
     same!(seal(&file, 0x40), EINVAL, "an unknown seal");
-    same!(seal(&file, 0x40 | F_SEAL_GROW), EINVAL, "an unknown seal and a known one");
+    same!(seal(&file, 0x40 | F_SEAL_GROW), EINVAL, "an unknown and a known seal");
     same!(seals(&file), 0, "the seals");
     // SAFETY: the name is text, and the new descriptor belongs to the file.
     let plain = unsafe {
         let fd = checked(libc::memfd_create(c"plain".as_ptr(), 0));
         File::from_raw_fd(doing("memfd_create", fd)?)
     };
-    same!(seals(&plain), F_SEAL_SEAL, "the seals of a file that takes none");
-    same!(seal(&plain, F_SEAL_GROW), EPERM, "a seal of a file that takes none");
+    same!(seals(&plain), F_SEAL_SEAL, "the seals of a file without sealing");
+    same!(seal(&plain, F_SEAL_GROW), EPERM, "adding a seal to a file without sealing");
     // Sealing an executable file also seals its contents.
     same!(seal(&file, EXEC), 0, "F_SEAL_EXEC");
     let all = EXEC | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | FUTURE_WRITE;
     same!(seals(&file), all, "the seals of an executable file");
     let permissions = |mode| file.set_permissions(std::fs::Permissions::from_mode(mode));
-    same!(number(permissions(0o600)), EPERM, "taking the execute permission away");
+    same!(number(permissions(0o600)), EPERM, "removing the execute permission");
     same!(number(permissions(0o711)), 0, "other permissions");
     let noexec = sealable(libc::MFD_NOEXEC_SEAL)?;
     same!(seals(&noexec), EXEC, "the seals of MFD_NOEXEC_SEAL");
     let mode = noexec.metadata().map_err(|error| error.to_string())?.permissions().mode();
-    ensure!(mode & 0o111 == 0, "its mode is {mode:o}");
+    ensure!(mode & 0o111 == 0, "the mode is {mode:o}");
     Ok(())
 }
 

@@ -102,24 +102,24 @@ fn keys() -> Verdict {
     let one = Segment { id: doing("shmget", get(key, 5000, create | exclusive | 0o640))? };
     same!(get(key, 5000, create), Ok(one.id), "the same key");
     same!(get(key, 0, 0), Ok(one.id), "the same key, any length");
-    same!(get(key, 5001, 0), refused(EINVAL), "longer than it is");
-    same!(get(key, 1, create | exclusive), refused(EEXIST), "once more");
+    same!(get(key, 5001, 0), refused(EINVAL), "a length above the segment's");
+    same!(get(key, 1, create | exclusive), refused(EEXIST), "the same key again");
     let other = Segment::new(PAGE)?;
-    ensure!(other.id != one.id, "a private segment is that of a key");
-    let told = doing("IPC_STAT", state(one.id))?;
-    same!(told.shm_segsz, 5000, "the length");
-    same!(told.shm_perm.__key, key, "the key");
-    same!(told.shm_perm.mode & 0o7777, 0o640, "the mode");
-    same!(told.shm_cpid, pid(), "who made it");
-    same!((told.shm_atime, told.shm_dtime, told.shm_lpid), (0, 0, 0), "not used yet");
-    ensure!(told.shm_ctime > 0, "it was made at no time");
+    ensure!(other.id != one.id, "a private segment has the identifier of a key");
+    let status = doing("IPC_STAT", state(one.id))?;
+    same!(status.shm_segsz, 5000, "the length");
+    same!(status.shm_perm.__key, key, "the key");
+    same!(status.shm_perm.mode & 0o7777, 0o640, "the mode");
+    same!(status.shm_cpid, pid(), "the creator");
+    same!((status.shm_atime, status.shm_dtime, status.shm_lpid), (0, 0, 0), "not used yet");
+    ensure!(status.shm_ctime > 0, "no time of creation");
     doing("IPC_RMID", control(one.id, libc::IPC_RMID, 0))?;
-    same!(get(key, 1, 0), refused(ENOENT), "the key of what was removed");
-    same!(state(one.id).map(|_| ()), refused(EINVAL), "IPC_STAT of what was removed");
-    same!(attach(one.id, 0, 0), refused(EINVAL), "shmat of what was removed");
+    same!(get(key, 1, 0), refused(ENOENT), "the key of a removed segment");
+    same!(state(one.id).map(|_| ()), refused(EINVAL), "IPC_STAT of a removed segment");
+    same!(attach(one.id, 0, 0), refused(EINVAL), "shmat of a removed segment");
     same!(control(one.id, libc::IPC_RMID, 0), refused(EINVAL), "removed twice");
     let again = Segment { id: doing("shmget", get(key, PAGE, create | 0o600))? };
-    ensure!(again.id != one.id, "an identifier came back at once");
+    ensure!(again.id != one.id, "an identifier was reused immediately");
     let path = CString::new("/proc/self/exe").map_err(|error| error.to_string())?;
     // SAFETY: the string lives.
     let made = doing("ftok", checked(unsafe { libc::ftok(path.as_ptr(), 7) }))?;
@@ -134,8 +134,8 @@ fn places() -> Verdict {
     same!(at % PAGE, 0, "the place");
     put(at + 3 * PAGE - 8, 5);
     let other = segment.attach()?;
-    same!(bytes_at(other + 3 * PAGE - 8), 5, "what the other attachment stored");
-    same!(bytes_at(other), 0, "what nobody stored");
+    same!(bytes_at(other + 3 * PAGE - 8), 5, "the value stored through the other attachment");
+    same!(bytes_at(other), 0, "an untouched word");
     doing("shmdt", detach(other))?;
     same!(detach(other), refused(EINVAL), "shmdt twice");
     same!(detach(at + PAGE), refused(EINVAL), "shmdt in the middle");
@@ -144,21 +144,25 @@ fn places() -> Verdict {
     // An address without Rust objects: in place of a region.
     let room = doing("mmap", Region::anonymous(8 * PAGE))?;
     let addr = room.start();
-    same!(attach(segment.id, addr, 0), refused(EINVAL), "shmat over something");
+    same!(attach(segment.id, addr, 0), refused(EINVAL), "shmat over a mapping");
     same!(attach(segment.id, addr + 8, libc::SHM_REMAP), refused(EINVAL), "unaligned");
-    same!(attach(segment.id, 0, libc::SHM_REMAP), refused(EINVAL), "SHM_REMAP nowhere");
+    same!(attach(segment.id, 0, libc::SHM_REMAP), refused(EINVAL), "SHM_REMAP without an address");
     same!(attach(u64::from(u32::MAX), 0, 0), refused(EINVAL), "no segment");
-    same!(attach(segment.id + (1 << 15), 0, 0), refused(EINVAL), "another use of the place");
+    same!(
+        attach(segment.id + (1 << 15), 0, 0),
+        refused(EINVAL),
+        "another use of the address range"
+    );
     room.store(0, 9);
     room.store(3 * PAGE, 9);
     same!(attach(segment.id, addr, libc::SHM_REMAP), Ok(addr), "SHM_REMAP");
-    same!(room.load(0), 0, "what SHM_REMAP replaced");
-    same!(room.load(3 * PAGE), 9, "what lies behind");
+    same!(room.load(0), 0, "the page that SHM_REMAP replaced");
+    same!(room.load(3 * PAGE), 9, "the page after the segment");
     same!(room.load(3 * PAGE - 8), 5, "the segment");
     doing("shmdt", detach(addr))?;
     same!(attach(segment.id, addr + 100, libc::SHM_RND), Ok(addr), "SHM_RND");
     doing("shmdt", detach(addr))?;
-    same!(attach(segment.id, addr, 0), Ok(addr), "where nothing is any more");
+    same!(attach(segment.id, addr, 0), Ok(addr), "shmat to an address that was unmapped");
 
     let maps = procfs::text("/proc/self/maps")?;
     let line = maps.lines().find(|line| line.starts_with(&format!("{addr:08x}-")));
@@ -175,7 +179,7 @@ fn read_only() -> Verdict {
     let at = segment.attach()?;
     put(at, 7);
     let other = doing("shmat", attach(segment.id, 0, libc::SHM_RDONLY))?;
-    same!(bytes_at(other), 7, "what was stored");
+    same!(bytes_at(other), 7, "the stored value");
     let stores = || {
         put(other, 8);
         0
@@ -184,7 +188,7 @@ fn read_only() -> Verdict {
     // SAFETY: an attachment, which contains no Rust objects.
     let protected = unsafe { call(libc::SYS_mprotect, [other, PAGE, 3]) };
     same!(protected, refused(EACCES), "mprotect");
-    same!(bytes_at(at), 7, "what was there");
+    same!(bytes_at(at), 7, "the earlier value");
     Ok(())
 }
 
@@ -196,19 +200,19 @@ fn attachments() -> Verdict {
     let at = segment.attach()?;
     let other = segment.attach()?;
     same!(count("IPC_STAT")?, 2, "attached twice");
-    let told = doing("IPC_STAT", state(segment.id))?;
-    ensure!(told.shm_atime > 0, "attached at no time");
-    same!(told.shm_lpid, pid(), "who attached it");
+    let status = doing("IPC_STAT", state(segment.id))?;
+    ensure!(status.shm_atime > 0, "attached at no time");
+    same!(status.shm_lpid, pid(), "the last process to attach");
 
     let child = |body: &dyn Fn() -> i32| match outcome(body) {
         Ok(Status::Exited(count)) => Ok(count as u64),
         other => Err(format!("a child ended with {other:?}")),
     };
     let counted = || segment.attachments().map_or(99, |count| count as i32);
-    same!(child(&counted)?, 4, "as a forked child sees it");
-    same!(count("IPC_STAT")?, 2, "after its end");
+    same!(child(&counted)?, 4, "attachments in a forked child");
+    same!(count("IPC_STAT")?, 2, "attachments after the end of the child");
     let detached = || detach(other).map_or(98, |_| counted());
-    same!(child(&detached)?, 3, "as a child that detached one sees it");
+    same!(child(&detached)?, 3, "attachments in a child that detached one");
     let killed = doing(
         "fork",
         fork(|| {
@@ -217,10 +221,10 @@ fn attachments() -> Verdict {
             }
         }),
     )?;
-    same!(count("IPC_STAT")?, 4, "with a child that runs");
+    same!(count("IPC_STAT")?, 4, "attachments while a child runs");
     doing("kill", killed.signal(libc::SIGKILL))?;
     doing("wait4", killed.wait())?;
-    same!(count("IPC_STAT")?, 2, "after it was killed");
+    same!(count("IPC_STAT")?, 2, "attachments after the kill of the child");
     // The program after `execve` has no attachment; it counts and exits.
     let again = || {
         let program = CString::new(
@@ -234,21 +238,21 @@ fn attachments() -> Verdict {
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
         exit_now(96)
     };
-    same!(child(&again)?, 2, "as another program sees it");
+    same!(child(&again)?, 2, "attachments in another program");
 
     doing("munmap", unmap(at + 3 * PAGE, PAGE))?;
-    same!(count("IPC_STAT")?, 3, "when a page was cut out of one");
+    same!(count("IPC_STAT")?, 3, "attachments after a page of one was unmapped");
     doing("munmap", unmap(at, PAGE))?;
-    same!(count("IPC_STAT")?, 3, "when its first page went");
+    same!(count("IPC_STAT")?, 3, "attachments after the first page was unmapped");
     put(other + PAGE, 6);
-    same!(bytes_at(at + PAGE), 6, "what is left of it");
+    same!(bytes_at(at + PAGE), 6, "the remaining page");
     // The parts lie at the same offsets as in the whole attachment.
     doing("shmdt", detach(at))?;
-    same!(count("IPC_STAT")?, 1, "when all of its parts were detached");
+    same!(count("IPC_STAT")?, 1, "attachments after all parts of one were detached");
     doing("munmap", unmap(other, 8 * PAGE))?;
-    same!(count("IPC_STAT")?, 0, "when the other was unmapped");
+    same!(count("IPC_STAT")?, 0, "attachments after the other was unmapped");
     let third = segment.attach()?;
-    same!(bytes_at(third + PAGE), 6, "what was stored before");
+    same!(bytes_at(third + PAGE), 6, "the value stored before");
     Ok(())
 }
 
@@ -260,24 +264,24 @@ fn removal() -> Verdict {
     let at = segment.attach()?;
     put(at, 1);
     doing("IPC_RMID", control(id, libc::IPC_RMID, 0))?;
-    same!(get(key, 1, 0), refused(ENOENT), "its key");
-    let told = doing("IPC_STAT of what goes", state(id))?;
-    same!(told.shm_perm.mode & 0o1777, 0o1600, "the mode of what goes");
-    same!((told.shm_nattch, told.shm_perm.__key), (1, 0), "its attachments and key");
+    same!(get(key, 1, 0), refused(ENOENT), "the key of the removed segment");
+    let status = doing("IPC_STAT of a segment under removal", state(id))?;
+    same!(status.shm_perm.mode & 0o1777, 0o1600, "the mode of a segment under removal");
+    same!((status.shm_nattch, status.shm_perm.__key), (1, 0), "the attachments and the key");
     let other = segment.attach()?;
-    same!(bytes_at(other), 1, "what goes, attached once more");
-    doing("IPC_RMID once more", control(id, libc::IPC_RMID, 0))?;
+    same!(bytes_at(other), 1, "a segment under removal, attached again");
+    doing("a second IPC_RMID", control(id, libc::IPC_RMID, 0))?;
     doing("shmdt", detach(at))?;
-    same!(segment.attachments(), Ok(1), "what is left");
+    same!(segment.attachments(), Ok(1), "the remaining attachments");
     put(other, 2);
     let child = outcome(|| {
         let one = bytes_at(other) == 2 && segment.attachments() == Ok(2);
         i32::from(!one)
     });
-    same!(child?, Status::Exited(0), "as a child sees it");
+    same!(child?, Status::Exited(0), "the segment in a child");
     doing("shmdt", detach(other))?;
-    same!(state(id).map(|_| ()), refused(EINVAL), "IPC_STAT after the last one");
-    same!(attach(id, 0, 0), refused(EINVAL), "shmat after the last one");
+    same!(state(id).map(|_| ()), refused(EINVAL), "IPC_STAT after the last detach");
+    same!(attach(id, 0, 0), refused(EINVAL), "shmat after the last detach");
     // Only the ends of the processes remove these attachments.
     for _ in 0..200 {
         let gone = Segment::new(64 * PAGE)?;
@@ -289,7 +293,11 @@ fn removal() -> Verdict {
         } else {
             doing("munmap", unmap(at, 64 * PAGE))?;
         }
-        same!(state(gone.id).map(|_| ()), refused(EINVAL), "after its end");
+        same!(
+            state(gone.id).map(|_| ()),
+            refused(EINVAL),
+            "attachments after the end of the child"
+        );
     }
     Ok(())
 }
@@ -299,19 +307,19 @@ fn commands() -> Verdict {
     const SHM_INFO: i32 = 14;
     const SHM_STAT: i32 = 13;
     let segment = Segment::new(2 * PAGE)?;
-    let mut told = doing("IPC_STAT", state(segment.id))?;
-    (told.shm_perm.uid, told.shm_perm.mode) = (12, 0o7444);
-    doing("IPC_SET", control(segment.id, libc::IPC_SET, (&raw mut told) as u64))?;
+    let mut status = doing("IPC_STAT", state(segment.id))?;
+    (status.shm_perm.uid, status.shm_perm.mode) = (12, 0o7444);
+    doing("IPC_SET", control(segment.id, libc::IPC_SET, (&raw mut status) as u64))?;
     let now = doing("IPC_STAT", state(segment.id))?;
-    same!((now.shm_perm.uid, now.shm_perm.mode), (12, 0o444), "what IPC_SET set");
-    same!(now.shm_perm.cuid, told.shm_perm.cuid, "who made it");
+    same!((now.shm_perm.uid, now.shm_perm.mode), (12, 0o444), "the values of IPC_SET");
+    same!(now.shm_perm.cuid, status.shm_perm.cuid, "the creator");
     doing("SHM_LOCK", control(segment.id, 11, 0))?;
     let locked = doing("IPC_STAT", state(segment.id))?;
     same!(locked.shm_perm.mode, 0o2444, "the mode when locked");
     doing("SHM_UNLOCK", control(segment.id, 12, 0))?;
     let mut info = [0u64; 9];
     let last = doing("IPC_INFO", control(0, libc::IPC_INFO, info.as_mut_ptr() as u64))?;
-    same!(info[1..3], [1, 4096], "the shortest, and how many there may be");
+    same!(info[1..3], [1, 4096], "the least length and the limit of segments");
     let mut all = [0u64; 6];
     doing("SHM_INFO", control(0, SHM_INFO, all.as_mut_ptr() as u64))?;
     ensure!(all[0] as u32 >= 1 && all[1] >= 2, "SHM_INFO: {all:?}");

@@ -118,7 +118,7 @@ fn timers() -> Verdict {
     let begin = Instant::now();
     arm(0, 30)?;
     await_count(1)?;
-    ensure!(begin.elapsed().as_millis() >= 30, "the timer came after {:?}", begin.elapsed());
+    ensure!(begin.elapsed().as_millis() >= 30, "the timer expired after {:?}", begin.elapsed());
     arm(10, 10)?;
     await_count(4)?;
     arm(0, 0)?;
@@ -130,7 +130,7 @@ fn timers() -> Verdict {
         libc::alarm(100);
         libc::alarm(1)
     };
-    ensure!((99..=100).contains(&left), "alarm said that {left} seconds were left of 100");
+    ensure!((99..=100).contains(&left), "alarm reported that {left} seconds remain of 100");
     await_count(count + 1)?;
     posix_timer(count + 1)
 }
@@ -162,7 +162,7 @@ fn posix_timer(before: u64) -> Verdict {
 fn kills() -> Verdict {
     same!(kill(pid(), 0), Ok(()), "kill of this process with signal 0");
     same!(kill(pid(), 65), Err(Errno(libc::EINVAL)), "kill with signal 65");
-    same!(kill(1 << 22, 0), Err(Errno(libc::ESRCH)), "kill of nobody");
+    same!(kill(1 << 22, 0), Err(Errno(libc::ESRCH)), "kill of a missing process");
     doing("sigaction", handle(libc::SIGUSR1, note, 0))?;
     let tgkill = |thread: i32, signal: i32| {
         let args = [pid() as u64, thread as u64, signal as u64];
@@ -172,7 +172,7 @@ fn kills() -> Verdict {
     doing("tgkill", tgkill(tid(), libc::SIGUSR1))?;
     same!(NOTED.count.load(Acquire), 1, "signals after tgkill of this thread");
     same!(NOTED.code.load(Relaxed), libc::SI_TKILL, "si_code of tgkill");
-    same!(tgkill(1 << 22, 0), Err(Errno(libc::ESRCH)), "tgkill of nobody");
+    same!(tgkill(1 << 22, 0), Err(Errno(libc::ESRCH)), "tgkill of a missing thread");
     // Only the addressed thread handles the signal.
     static HANDLED_BY: AtomicI32 = AtomicI32::new(0);
     extern "C" fn who(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -223,7 +223,7 @@ fn suspends() -> Verdict {
     while NOTED.count.load(Acquire) == 0 {
         signal::suspend(&[]);
     }
-    ensure!(contains(&signal::blocked(), libc::SIGUSR1), "the mask was not put back");
+    ensure!(contains(&signal::blocked(), libc::SIGUSR1), "the mask was not restored");
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
     // `sigtimedwait` takes a blocked signal without a handler.
     doing("kill", kill(pid(), libc::SIGUSR1))?;
@@ -233,7 +233,7 @@ fn suspends() -> Verdict {
     let take =
         || checked(unsafe { libc::sigtimedwait(&raw const set, null_mut(), &raw const time) });
     same!(take(), Ok(libc::SIGUSR1), "sigtimedwait");
-    same!(take(), Err(Errno(libc::EAGAIN)), "sigtimedwait for nothing");
+    same!(take(), Err(Errno(libc::EAGAIN)), "sigtimedwait without a signal");
     same!(NOTED.count.load(Acquire), 1, "signals handled");
     Ok(())
 }
@@ -282,13 +282,13 @@ fn interrupted() -> Verdict {
         (checked(libc::nanosleep(&raw const time, &raw mut left)), left)
     };
     same!(slept, Err(Errno(libc::EINTR)), "a sleep that a signal interrupted");
-    ensure!((3..5).contains(&left.tv_sec), "{} seconds were left of 5", left.tv_sec);
+    ensure!((3..5).contains(&left.tv_sec), "{} seconds remain of 5", left.tv_sec);
     let _ = child.wait();
     doing("sigaction", handle(libc::SIGUSR1, note, libc::SA_RESTART))?;
     NOTED.count.store(0, Relaxed);
     let child = doing("fork", signals(3, true))?;
-    same!(read_one(&receive), Ok(1), "a read that goes on after signals");
-    ensure!(NOTED.count.load(Acquire) > 0, "no signal came meanwhile");
+    same!(read_one(&receive), Ok(1), "a read that restarts after signals");
+    ensure!(NOTED.count.load(Acquire) > 0, "no signal arrived meanwhile");
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
     Ok(())
 }
@@ -367,7 +367,7 @@ fn stop_and_continue() -> Verdict {
         doing("kill", child.signal(libc::SIGSTOP))?;
         let stopped = doing("wait4", status(libc::WUNTRACED))?;
         ensure!(libc::WIFSTOPPED(stopped), "status {stopped:#x} is not of a stopped process");
-        same!(libc::WSTOPSIG(stopped), libc::SIGSTOP, "the signal that stopped it");
+        same!(libc::WSTOPSIG(stopped), libc::SIGSTOP, "the signal that stopped the process");
         doing("kill", child.signal(libc::SIGCONT))?;
         let continued = doing("wait4", status(libc::WCONTINUED))?;
         ensure!(

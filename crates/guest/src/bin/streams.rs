@@ -54,7 +54,7 @@ fn pipes() -> Verdict {
     let (receive, mut send) = pipe(0)?;
     drop(receive);
     doing("sigaction", signal::ignore(libc::SIGPIPE))?;
-    same!(number(send.write(b"x")), libc::EPIPE, "writing where nobody reads");
+    same!(number(send.write(b"x")), libc::EPIPE, "writing to a pipe without a reader");
     let child = doing(
         "fork",
         fork(|| {
@@ -75,7 +75,7 @@ fn pipes() -> Verdict {
         }
     };
     same!(full, Some(libc::EAGAIN), "writing to a full pipe");
-    same!(filled, 65_536, "what the pipe holds");
+    same!(filled, 65_536, "the capacity of the pipe");
     same!(number(send.seek(SeekFrom::Start(0))), libc::ESPIPE, "seeking in a pipe");
     Ok(())
 }
@@ -96,7 +96,7 @@ fn pipe_atomicity() -> Verdict {
     io("read", receive.read_to_end(&mut all))?;
     same!(all.len(), 4 * 200 * 64, "bytes through the pipe");
     let torn = all.chunks(64).position(|line| line.iter().any(|&byte| byte != line[0]));
-    same!(torn, None, "the first record that was torn");
+    same!(torn, None, "the first torn record");
     for child in children {
         same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "a writer");
     }
@@ -126,12 +126,12 @@ fn reopened() -> Verdict {
     drop(receive);
     let mut bytes = Vec::new();
     io("read", second.read_to_end(&mut bytes))?;
-    same!(bytes, *b"abc", "what was in the pipe");
+    same!(bytes, *b"abc", "the content of the pipe");
     same!(hung_up(&second), libc::POLLHUP, "an end opened after the last writer");
     let mut send = doing("open to write without a writer", again(&second, libc::O_WRONLY))?;
     drop(second);
     doing("sigaction", signal::ignore(libc::SIGPIPE))?;
-    same!(number(send.write(b"x")), libc::EPIPE, "writing where nobody reads");
+    same!(number(send.write(b"x")), libc::EPIPE, "writing to a pipe without a reader");
     for flags in [libc::O_WRONLY, libc::O_WRONLY | libc::O_NONBLOCK, libc::O_RDWR] {
         doing("open to write without a reader", again(&send, flags))?;
     }
@@ -139,7 +139,7 @@ fn reopened() -> Verdict {
     io("write", send.write_all(b"de"))?;
     let mut bytes = [0; 2];
     io("read", second.read_exact(&mut bytes))?;
-    same!(bytes, *b"de", "what came through the new end");
+    same!(bytes, *b"de", "the bytes through the new end");
 
     let name = CString::new(dir::path("fifo").into_os_string().into_encoded_bytes());
     let name = name.unwrap_or_default();
@@ -147,13 +147,17 @@ fn reopened() -> Verdict {
     doing("mkfifo", checked(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }))?;
     let named = |flags| open("fifo", flags).map(File::from);
     let nobody = named(libc::O_WRONLY | libc::O_NONBLOCK).err();
-    same!(nobody, Some(Errno(libc::ENXIO)), "a named pipe that nobody reads");
+    same!(nobody, Some(Errno(libc::ENXIO)), "a named pipe without a reader");
     let child = doing("fork", fork(|| i32::from(named(libc::O_WRONLY).is_err())))?;
     let first = doing("open", named(libc::O_RDONLY))?;
-    same!(doing("wait4", child.wait())?, Status::Exited(0), "who met a reader of a named pipe");
+    same!(
+        doing("wait4", child.wait())?,
+        Status::Exited(0),
+        "the writer that waited for a reader of a named pipe"
+    );
     let at_once = doing("open", named(libc::O_RDONLY | libc::O_NONBLOCK))?;
-    same!(hung_up(&first), libc::POLLHUP, "an end whose writer has gone");
-    same!(hung_up(&at_once), 0, "an end that was opened after that");
+    same!(hung_up(&first), libc::POLLHUP, "an end after its writer closed");
+    same!(hung_up(&at_once), 0, "an end that was opened after the close");
     Ok(())
 }
 
@@ -179,13 +183,17 @@ fn spliced() -> Verdict {
     same!(tee(&receive, &copy, 5000, 0), Ok(5000), "tee");
     let mut bytes = vec![0; 5500];
     same!(vmsplice(&receive, &mut bytes, 0), Ok(5500), "vmsplice from a pipe");
-    ensure!(bytes.iter().all(|&byte| byte == 7), "what came through the pipe");
+    ensure!(bytes.iter().all(|&byte| byte == 7), "the bytes through the pipe");
     let mut all = [0; 8192];
-    same!(io("read", receive.read(&mut all))?, 500, "what vmsplice left");
-    same!(io("read", second.read(&mut all))?, 5000, "what tee copied");
+    same!(io("read", receive.read(&mut all))?, 500, "the remaining bytes after vmsplice");
+    same!(io("read", second.read(&mut all))?, 5000, "the bytes that tee copied");
     ensure!(all[..5000].iter().all(|&byte| byte == 7), "the copy");
-    same!(tee(&receive, &copy, 10, NONBLOCK), refused(libc::EAGAIN), "tee of nothing");
-    same!(vmsplice(&receive, &mut [0], NONBLOCK), refused(libc::EAGAIN), "vmsplice of nothing");
+    same!(tee(&receive, &copy, 10, NONBLOCK), refused(libc::EAGAIN), "tee of an empty pipe");
+    same!(
+        vmsplice(&receive, &mut [0], NONBLOCK),
+        refused(libc::EAGAIN),
+        "vmsplice of an empty pipe"
+    );
     same!(tee(&receive, &copy, 0, 0), Ok(0), "tee of no bytes");
     same!(tee(&receive, &send, 10, 0), refused(libc::EINVAL), "tee of a pipe to itself");
     same!(tee(&send, &copy, 10, 0), refused(libc::EBADF), "tee from the wrong end");
@@ -201,7 +209,7 @@ fn spliced() -> Verdict {
         // SAFETY: the region lives until the pipe is empty.
         unsafe { call(libc::SYS_vmsplice, args) }
     };
-    same!(much(0), Ok(65_536), "vmsplice of more than fits");
+    same!(much(0), Ok(65_536), "vmsplice of more bytes than the capacity");
     same!(much(NONBLOCK), refused(libc::EAGAIN), "vmsplice to a full pipe");
     drop(send);
     io("read", receive.read_exact(&mut vec![0; 65_536]))?;
@@ -246,8 +254,8 @@ fn descriptors() -> Verdict {
     let mode = doing("F_GETFL", control(100, libc::F_GETFL, 0))?;
     same!(mode & libc::O_APPEND, libc::O_APPEND, "flags are common to copies");
     same!(close(77), Ok(0), "close");
-    same!(close(77), Err(Errno(libc::EBADF)), "closing it again");
-    same!(dup(77), Err(Errno(libc::EBADF)), "dup of what is closed");
+    same!(close(77), Err(Errno(libc::EBADF)), "closing the descriptor again");
+    same!(dup(77), Err(Errno(libc::EBADF)), "dup of a closed descriptor");
     same!(io("write", file.write(b"6"))?, 1, "the file is still open");
     // A descriptor closed by a child stays open here; the position is shared.
     let child = doing(
@@ -287,7 +295,7 @@ fn polls() -> Verdict {
             i32::from(send.write_all(b"y").is_err())
         }),
     )?;
-    same!(poll(&receive, libc::POLLIN, 10_000), Ok((1, libc::POLLIN)), "a byte that comes later");
+    same!(poll(&receive, libc::POLLIN, 10_000), Ok((1, libc::POLLIN)), "a byte that arrives later");
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the writer");
     io("read", receive.read_exact(&mut [0]))?;
     drop(send);
@@ -297,8 +305,12 @@ fn polls() -> Verdict {
     same!(poll(&file, both, -1), Ok((1, both)), "a file");
     let mut nobody = libc::pollfd { fd: 999, events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to a local.
-    same!(checked(unsafe { libc::poll(&raw mut nobody, 1, -1) }), Ok(1), "what is not open");
-    same!(nobody.revents, libc::POLLNVAL, "what is said of it");
+    same!(
+        checked(unsafe { libc::poll(&raw mut nobody, 1, -1) }),
+        Ok(1),
+        "poll of a closed descriptor"
+    );
+    same!(nobody.revents, libc::POLLNVAL, "the event of a closed descriptor");
     Ok(())
 }
 
@@ -339,13 +351,17 @@ fn locks() -> Verdict {
     doing("lock", lock(&file, F_SETLK, F_WRLCK, [0, 100]))?;
     doing("unlock", lock(&file, F_SETLK, F_UNLCK, [40, 60]))?;
     doing("share", lock(&file, F_SETLK, F_RDLCK, [60, 80]))?;
-    same!(elsewhere(F_SETLK, F_RDLCK, [0, 1])?, refused, "a byte that is locked");
-    same!(elsewhere(F_SETLK, F_WRLCK, [40, 60])?, granted, "bytes that were released");
+    same!(elsewhere(F_SETLK, F_RDLCK, [0, 1])?, refused, "a locked byte");
+    same!(elsewhere(F_SETLK, F_WRLCK, [40, 60])?, granted, "released bytes");
     same!(elsewhere(F_SETLK, F_WRLCK, [39, 60])?, refused, "one byte more");
-    same!(elsewhere(F_SETLK, F_RDLCK, [60, 80])?, granted, "bytes that are shared");
+    same!(elsewhere(F_SETLK, F_RDLCK, [60, 80])?, granted, "bytes with a shared lock");
     same!(elsewhere(F_SETLK, F_WRLCK, [60, 80])?, refused, "the same for writing");
-    same!(elsewhere(F_GETLK, F_WRLCK, [0, 0])?, Status::Exited(F_WRLCK + 10), "what is in the way");
-    same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "where nothing is");
+    same!(
+        elsewhere(F_GETLK, F_WRLCK, [0, 0])?,
+        Status::Exited(F_WRLCK + 10),
+        "the conflicting lock"
+    );
+    same!(elsewhere(F_GETLK, F_WRLCK, [40, 60])?, Status::Exited(F_UNLCK), "bytes without a lock");
     // A lock waits, and the end of a child releases its locks.
     let child = doing(
         "fork",
@@ -362,11 +378,7 @@ fn locks() -> Verdict {
     same!(doing("wait4", child.wait())?, Status::Exited(0), "the child");
     // Closing any descriptor of the file releases the locks.
     drop(doing("open", open("locked", libc::O_RDONLY))?);
-    same!(
-        elsewhere(F_SETLK, F_WRLCK, [0, 0])?,
-        granted,
-        "a file of which one descriptor was closed"
-    );
+    same!(elsewhere(F_SETLK, F_WRLCK, [0, 0])?, granted, "a file after one descriptor was closed");
     let reader = doing("open", open("locked", libc::O_RDONLY))?;
     same!(
         lock(&reader, F_SETLK, F_WRLCK, [0, 0]),
@@ -387,7 +399,7 @@ fn locks() -> Verdict {
     same!(
         flock(two, libc::LOCK_EX),
         Err(Errno(libc::EAGAIN)),
-        "an exclusive flock beside a shared one"
+        "an exclusive flock beside a shared flock"
     );
     drop(file);
     doing("flock", flock(two, libc::LOCK_EX))?;
@@ -437,7 +449,7 @@ fn event_counters() -> Verdict {
     same!(u64::from_ne_bytes(count), nearly, "the count before the write");
     same!(doing("wait4", child.wait())?, Status::Exited(0), "a write that waited");
     io("read", counter.read(&mut count))?;
-    same!(u64::from_ne_bytes(count), 10, "the count after it");
+    same!(u64::from_ne_bytes(count), 10, "the count after the write");
     io("write", counter.write(&nearly.to_ne_bytes()))?;
     let child = doing(
         "fork",

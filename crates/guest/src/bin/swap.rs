@@ -63,7 +63,7 @@ fn stored_values_are_read_back() -> Verdict {
         i32::from(!before) | i32::from(!own) << 1
     });
     same!(doing("wait4", doing("fork", child)?.wait())?, Status::Exited(0), "the child");
-    same!(wrong(&region, 64, 1), None, "a page after the child has stored to its own");
+    same!(wrong(&region, 64, 1), None, "a page after the child has stored to its copy");
     Ok(())
 }
 
@@ -81,14 +81,14 @@ fn used_area_is_reported() -> Verdict {
     same!(text("/proc/swaps")?.lines().count(), 2, "lines of /proc/swaps");
     let rollup = kilobytes(&fields("/proc/self/smaps_rollup")?, "Swap")?;
     for (name, bytes) in [("VmSwap", swapped()?), ("smaps_rollup", rollup)] {
-        ensure!(bytes >= LEAST, "{name} tells of {bytes} bytes");
+        ensure!(bytes >= LEAST, "{name} reports {bytes} bytes");
     }
     doing("madvise", region.advise(0, LARGE / 2, libc::MADV_DONTNEED))?;
-    same!(region.load(0), 0, "what was discarded");
+    same!(region.load(0), 0, "a discarded page");
     drop(region);
     // A few pages of the program itself may have left memory.
     for still in [swapped()?, before.saturating_sub(area()?[1])] {
-        ensure!(still <= 4 << 20, "{still} bytes of the area stay in use");
+        ensure!(still <= 4 << 20, "{still} bytes of the area remain in use");
     }
     Ok(())
 }
@@ -103,14 +103,17 @@ fn pagemap_reports_slots() -> Verdict {
     doing("madvise", region.advise(0, PAGES * PAGE, libc::MADV_PAGEOUT))?;
     let map = page_map(&region)?;
     let out: Vec<_> = map.iter().filter(|told| **told & PRESENT == 0).collect();
-    ensure!(out.len() as u64 >= PAGES / 2, "{} of {PAGES} pages are out", out.len());
-    ensure!(out.iter().all(|told| **told & SWAPPED != 0), "neither here nor there: {map:x?}");
+    ensure!(out.len() as u64 >= PAGES / 2, "{} of {PAGES} pages are swapped", out.len());
+    ensure!(out.iter().all(|told| **told & SWAPPED != 0), "neither present nor swapped: {map:x?}");
     let places: BTreeSet<_> = out.iter().map(|told| **told >> 5 & ((1 << 50) - 1)).collect();
     // Only privileged users see the slots.
-    ensure!(places.len() == out.len() || places.len() == 1, "two pages in one place: {map:x?}");
+    ensure!(places.len() == out.len() || places.len() == 1, "two pages in one slot: {map:x?}");
     same!(wrong(&region, 1, 4), None, "a page");
     let map = page_map(&region)?;
-    ensure!(map.iter().all(|told| told & (PRESENT | SWAPPED) == PRESENT), "all are here: {map:x?}");
+    ensure!(
+        map.iter().all(|told| told & (PRESENT | SWAPPED) == PRESENT),
+        "all pages are present: {map:x?}"
+    );
     Ok(())
 }
 
@@ -128,7 +131,7 @@ fn cached() -> Verdict {
     let before = seen()?;
     // A page read by a child is copied for the child, and stays for the parent.
     let child = proc::outcome(|| i32::from(wrong(&region, 1, 5).is_some()))?;
-    same!(child, Status::Exited(0), "a child that reads them");
+    same!(child, Status::Exited(0), "a child that reads the pages");
     let after = seen()?;
     let more = after[0].saturating_sub(before[0]);
     ensure!(more >= PAGES / 2 * PAGE, "SwapCached rose by {more} bytes, from {}", before[0]);
@@ -186,7 +189,7 @@ fn errors() -> Verdict {
         same!(child, Status::Killed(libc::SIGBUS), "a load from the page at {at:#x}");
         // The page may be discarded, and used again.
         doing("madvise", region.advise(at, PAGE, libc::MADV_DONTNEED))?;
-        same!(region.load(at), 0, "the page at {at:#x} after that");
+        same!(region.load(at), 0, "the page at {at:#x} after the error");
         region.store(at, word(at, 4));
     }
     println!("# {} pages cannot be read", bad.len());

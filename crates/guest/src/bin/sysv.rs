@@ -70,31 +70,31 @@ fn semaphores() -> Verdict {
     let set = Set::new(3)?;
     same!(set.values(3)?, [0, 0, 0], "new semaphores");
     same!(set.change(&[(0, 2, 0), (1, 5, 0)], None), Ok(0), "semop");
-    same!(set.control(0, GETPID, 0), Ok(pid() as u64), "who changed it");
+    same!(set.control(0, GETPID, 0), Ok(pid() as u64), "the last process to change the value");
     let refuses = |changes: &[_]| set.change(changes, None);
-    same!(refuses(&[(0, -1, 0), (2, -1, NO_WAIT)]), refused(EAGAIN), "one of two");
+    same!(refuses(&[(0, -1, 0), (2, -1, NO_WAIT)]), refused(EAGAIN), "one of two changes");
     same!(refuses(&[(1, 0, NO_WAIT)]), refused(EAGAIN), "not 0");
     same!(refuses(&[(0, 32767, 0)]), refused(ERANGE), "too large");
     same!(refuses(&[(3, 1, 0)]), refused(EFBIG), "no such semaphore");
     same!(refuses(&[]), refused(EINVAL), "no changes");
     same!(refuses(&[(0, 0, 0); 501]), refused(E2BIG), "too many changes");
-    same!(set.change(&[(2, -1, 0)], Some(1_000_000)), refused(EAGAIN), "a time that passes");
-    same!(set.values(3)?, [2, 5, 0], "what all of these left");
-    same!(refuses(&[(0, -2, 0), (0, 0, 0), (0, 7, 0)]), Ok(0), "three changes of one");
-    same!(set.control(0, GETVAL, 0), Ok(7), "its value");
+    same!(set.change(&[(2, -1, 0)], Some(1_000_000)), refused(EAGAIN), "an expired time limit");
+    same!(set.values(3)?, [2, 5, 0], "the values after these calls");
+    same!(refuses(&[(0, -2, 0), (0, 0, 0), (0, 7, 0)]), Ok(0), "three changes of one semaphore");
+    same!(set.control(0, GETVAL, 0), Ok(7), "the value of the semaphore");
     same!(set.control(0, SETVAL, 32768), refused(ERANGE), "SETVAL too large");
-    same!(set.control(3, SETVAL, 1), refused(EINVAL), "SETVAL of none");
+    same!(set.control(3, SETVAL, 1), refused(EINVAL), "SETVAL of a missing semaphore");
     let all = [1u16, 2, 3];
     doing("SETALL", set.control(0, SETALL, all.as_ptr() as u64))?;
-    same!(set.values(3)?, all, "what SETALL set");
+    same!(set.values(3)?, all, "the values of SETALL");
     // SAFETY: zeros are a value.
-    let mut told: libc::semid_ds = unsafe { std::mem::zeroed() };
-    doing("IPC_STAT", set.control(0, IPC_STAT, (&raw mut told) as u64))?;
-    same!((told.sem_nsems, told.sem_perm.mode & 0o777), (3, 0o600), "what IPC_STAT tells");
-    ensure!(told.sem_otime > 0 && told.sem_ctime > 0, "it was changed at no time");
+    let mut status: libc::semid_ds = unsafe { std::mem::zeroed() };
+    doing("IPC_STAT", set.control(0, IPC_STAT, (&raw mut status) as u64))?;
+    same!((status.sem_nsems, status.sem_perm.mode & 0o777), (3, 0o600), "the result of IPC_STAT");
+    ensure!(status.sem_otime > 0 && status.sem_ctime > 0, "no time of a change");
     let many = [IPC_PRIVATE as u64, 0, IPC_CREAT as u64];
     // SAFETY: changes no memory.
-    same!(unsafe { call(libc::SYS_semget, many) }, refused(EINVAL), "a set of none");
+    same!(unsafe { call(libc::SYS_semget, many) }, refused(EINVAL), "a set without semaphores");
 
     doing("SETALL", set.control(0, SETALL, [0u16, 0, 1].as_ptr() as u64))?;
     let waits = |change: (u16, i16, i16)| {
@@ -107,10 +107,10 @@ fn semaphores() -> Verdict {
     }
     doing("semop", set.change(&[(0, 2, 0)], None))?;
     clock::sleep_ms(5);
-    same!(waiting(), (Ok(1), Ok(1)), "who waits after too little");
+    same!(waiting(), (Ok(1), Ok(1)), "waiters after too small a change");
     doing("semop", set.change(&[(0, 1, 0), (2, -1, 0)], None))?;
     for child in [one, zero] {
-        same!(doing("wait4", child.wait())?, Status::Exited(0), "who waited");
+        same!(doing("wait4", child.wait())?, Status::Exited(0), "the waiting child");
     }
     same!((set.values(3)?, waiting()), (vec![0, 0, 0], (Ok(0), Ok(0))), "afterwards");
     let last = doing("fork", fork(|| i32::from(refuses(&[(0, -1, 0)]) != refused(EIDRM))))?;
@@ -118,8 +118,12 @@ fn semaphores() -> Verdict {
         clock::sleep_ms(1);
     }
     doing("IPC_RMID", set.control(0, IPC_RMID, 0))?;
-    same!(doing("wait4", last.wait())?, Status::Exited(0), "who waited for what was removed");
-    same!(set.control(0, GETVAL, 0), refused(EINVAL), "what was removed");
+    same!(
+        doing("wait4", last.wait())?,
+        Status::Exited(0),
+        "a process that waited during the removal"
+    );
+    same!(set.control(0, GETVAL, 0), refused(EINVAL), "the removed object");
     Ok(())
 }
 
@@ -134,8 +138,8 @@ fn undone() -> Verdict {
         let values = set.values(2);
         i32::from(done != Ok(0) || refused != Err(Errno(EAGAIN)) || values != Ok(vec![3, 9]))
     });
-    same!(child?, Status::Exited(0), "a child that has something undone");
-    same!(set.values(2)?, [5, 6], "after its end");
+    same!(child?, Status::Exited(0), "a child with SEM_UNDO");
+    same!(set.values(2)?, [5, 6], "the values after the end of the child");
     let killed = doing(
         "fork",
         fork(|| {
@@ -148,7 +152,7 @@ fn undone() -> Verdict {
     doing("semop", set.change(&[(0, 0, 0)], None))?;
     doing("kill", killed.signal(libc::SIGKILL))?;
     doing("wait4", killed.wait())?;
-    same!(set.values(2)?, [5, 6], "after it was killed");
+    same!(set.values(2)?, [5, 6], "the values after the kill of the child");
     Ok(())
 }
 
@@ -214,10 +218,10 @@ fn messages() -> Verdict {
     same!(queue.receive(0, 2, IPC_NOWAIT), refused(E2BIG), "too long");
     same!(queue.receive(0, 2, libc::MSG_NOERROR), found(5, "fi"), "cut off");
     // SAFETY: zeros are a value.
-    let mut told: libc::msqid_ds = unsafe { std::mem::zeroed() };
-    doing("IPC_STAT", queue.control(IPC_STAT, (&raw mut told) as u64))?;
-    same!((told.msg_qnum, told.msg_qbytes), (1, 16384), "what IPC_STAT tells");
-    same!((told.msg_lspid, told.msg_lrpid), (pid(), pid()), "who used it");
+    let mut status: libc::msqid_ds = unsafe { std::mem::zeroed() };
+    doing("IPC_STAT", queue.control(IPC_STAT, (&raw mut status) as u64))?;
+    same!((status.msg_qnum, status.msg_qbytes), (1, 16384), "the result of IPC_STAT");
+    same!((status.msg_lspid, status.msg_lrpid), (pid(), pid()), "the last sender and receiver");
     same!(next(0, 0), found(9, "nine"), "the last");
     same!(queue.send(0, b"", 0), refused(EINVAL), "the number 0");
     same!(queue.send(1, &[0; 8193], 0), refused(EINVAL), "too long to send");
@@ -227,10 +231,10 @@ fn messages() -> Verdict {
     same!(queue.send(1, &[1], IPC_NOWAIT), refused(EAGAIN), "a full queue");
     let sender = doing("fork", fork(|| i32::from(queue.send(2, b"late", 0) != Ok(0))))?;
     clock::sleep_ms(5);
-    same!(sender.try_wait(), Ok(None), "who sends to a full queue");
+    same!(sender.try_wait(), Ok(None), "the sender to a full queue");
     doing("msgrcv", queue.receive(1, 64, libc::MSG_NOERROR))?;
-    same!(queue.receive(2, 64, 0), found(2, "late"), "what waited");
-    same!(doing("wait4", sender.wait())?, Status::Exited(0), "who sent it");
+    same!(queue.receive(2, 64, 0), found(2, "late"), "the message that waited");
+    same!(doing("wait4", sender.wait())?, Status::Exited(0), "the sender");
     // If the call comes late, the queue no longer exists.
     let waits = || {
         let end = queue.receive(4, 64, 0);
@@ -238,11 +242,11 @@ fn messages() -> Verdict {
     };
     let waiter = doing("fork", fork(waits))?;
     clock::sleep_ms(20);
-    same!(waiter.try_wait(), Ok(None), "who waits");
+    same!(waiter.try_wait(), Ok(None), "the waiting receiver");
     doing("IPC_RMID", queue.control(IPC_RMID, 0))?;
     let ended = doing("wait4", waiter.wait())?;
-    same!(ended, Status::Exited(0), "who waited for what was removed");
-    same!(next(0, 0), refused(EINVAL), "what was removed");
+    same!(ended, Status::Exited(0), "a process that waited during the removal");
+    same!(next(0, 0), refused(EINVAL), "the removed object");
     Ok(())
 }
 

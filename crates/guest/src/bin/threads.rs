@@ -68,7 +68,7 @@ fn mutex() -> Verdict {
         }
         drop(send);
         let total: u64 = receive.iter().fold(0, u64::wrapping_add);
-        same!(total, THREADS * ROUNDS, "rounds that threads told of");
+        same!(total, THREADS * ROUNDS, "rounds that threads reported");
         Ok(())
     })?;
     same!(locked.into_inner().unwrap_or(0), THREADS * ROUNDS, "additions under the mutex");
@@ -127,7 +127,7 @@ fn futex() -> Verdict {
         let begin = Instant::now();
         same!(futex_wait(&word, 5, short, shared), Err(Errno(libc::ETIMEDOUT)), "a wait");
         ensure!(begin.elapsed().as_millis() >= 20, "the wait ended after {:?}", begin.elapsed());
-        same!(futex_wake(&word, 9, shared), Ok(0), "who was woken where nobody waits");
+        same!(futex_wake(&word, 9, shared), Ok(0), "woken threads without a waiter");
         // A thread of this process.
         thread::scope(|scope| {
             let waiter = scope.spawn(|| futex_wait(&word, 5, None, shared));
@@ -137,8 +137,8 @@ fn futex() -> Verdict {
                 woken = futex_wake(&word, 1, shared).unwrap_or(0);
                 proc::yield_now();
             }
-            same!(woken, 1, "threads that were woken");
-            same!(waiter.join().ok(), Some(Ok(())), "what the waiter was told");
+            same!(woken, 1, "woken threads");
+            same!(waiter.join().ok(), Some(Ok(())), "the result of the waiter");
             Ok(())
         })?;
     }
@@ -174,7 +174,7 @@ fn futex_refuses() -> Verdict {
     same!(
         ask(at + 1, libc::FUTEX_WAIT, 0, 0),
         Some(Errno(libc::EINVAL)),
-        "a word at an odd address"
+        "a word at an unaligned address"
     );
     same!(
         ask(region.start(), libc::FUTEX_WAIT, 0, 0),
@@ -213,8 +213,8 @@ fn futex_more() -> Verdict {
             moved += move_all()?;
             proc::yield_now();
         }
-        same!(moved, 3, "threads that were moved to another word");
-        same!(done.load(Acquire), 0, "threads that were woken by being moved");
+        same!(moved, 3, "threads that were requeued to another word");
+        same!(done.load(Acquire), 0, "threads that were woken by the requeue");
         // A thread with a spurious wake-up waits for the first word again, also on Linux, and is
         // moved and counted twice.
         let mut woken = 0;
@@ -232,7 +232,7 @@ fn futex_more() -> Verdict {
         [first.as_ptr() as u64, operation, 0, (&raw const time) as u64, 0, u64::from(u32::MAX)];
     // SAFETY: the word is an atomic and the time a local.
     let past = unsafe { call(libc::SYS_futex, args) };
-    same!(past, Err(Errno(libc::ETIMEDOUT)), "a wait until a time that is past");
+    same!(past, Err(Errno(libc::ETIMEDOUT)), "a wait until a past time");
     Ok(())
 }
 
@@ -243,16 +243,24 @@ fn affinity() -> Verdict {
         for &cpu in &all {
             doing("sched_setaffinity", pin(cpu))?;
             same!(current_cpu(), cpu, "the CPU that runs this thread");
-            same!(doing("sched_getaffinity", cpus())?, vec![cpu], "the CPUs that it may run on");
+            same!(
+                doing("sched_getaffinity", cpus())?,
+                vec![cpu],
+                "the CPUs of the thread's affinity"
+            );
         }
     }
     same!(pin_to(&[]), Err(Errno(libc::EINVAL)), "confining to no CPU");
-    same!(pin(1000), Err(Errno(libc::EINVAL)), "confining to a CPU that is not there");
+    same!(pin(1000), Err(Errno(libc::EINVAL)), "confining to a missing CPU");
     doing("sched_setaffinity", pin_to(&all))?;
     // Children inherit the CPUs; other threads keep their own.
     doing("sched_setaffinity", pin(all[0]))?;
     let inherited = thread::spawn(cpus).join().map_err(|_| "a thread panicked")?;
-    same!(doing("sched_getaffinity", inherited)?, vec![all[0]], "what a thread inherits");
+    same!(
+        doing("sched_getaffinity", inherited)?,
+        vec![all[0]],
+        "the affinity that a thread inherits"
+    );
     Ok(())
 }
 
@@ -369,11 +377,7 @@ fn vector_state() -> Verdict {
                                 out("xmm0") _, out("xmm7") _, out("xmm15") _,
                             );
                         }
-                        same!(
-                            wrong,
-                            0,
-                            "thread {me}, round {round}: bits of registers that changed"
-                        );
+                        same!(wrong, 0, "thread {me}, round {round}: changed bits of registers");
                         same!(found & 0x6000, control & 0x6000, "thread {me}: the rounding");
                     }
                     Ok(())
@@ -396,13 +400,13 @@ fn identity() -> Verdict {
     let (thread_pid, thread_tid) =
         thread::spawn(|| (pid(), tid())).join().map_err(|_| "a thread panicked")?;
     same!(thread_pid, process, "a thread's process id");
-    ensure!(thread_tid != main, "two threads have one id");
+    ensure!(thread_tid != main, "two threads have the same id");
     let child = outcome(|| {
         // SAFETY: plain calls.
         let parent = unsafe { libc::getppid() };
         i32::from(parent != process || pid() == process || pid() != tid())
     })?;
-    same!(child, Status::Exited(0), "a child that looks at its ids");
+    same!(child, Status::Exited(0), "a child that checks its ids");
     Ok(())
 }
 
@@ -420,7 +424,7 @@ fn group_exit() -> Verdict {
         clock::sleep_ms(10_000);
         1
     })?;
-    same!(status, Status::Exited(21), "a process that one of its threads ends");
+    same!(status, Status::Exited(21), "a process ended by one of its threads");
     let status = outcome(|| {
         thread::spawn(|| {
             clock::sleep_ms(20);
@@ -437,7 +441,7 @@ fn group_exit() -> Verdict {
         clock::sleep_ms(10_000);
         1
     })?;
-    same!(status, Status::Killed(libc::SIGSEGV), "a process one of whose threads faults");
+    same!(status, Status::Killed(libc::SIGSEGV), "a process with a thread that faults");
     Ok(())
 }
 
@@ -463,7 +467,7 @@ fn fork_with_threads() -> Verdict {
                 same!(
                     status,
                     Status::Exited(0),
-                    "round {round}: a child in which a thread still counts"
+                    "round {round}: a child with a thread that still counts"
                 );
             }
             Ok(())
@@ -488,7 +492,7 @@ fn clocks() -> Verdict {
         let mut last = 0;
         for _ in 0..1000 {
             let now = doing("clock_gettime", read(clock))?;
-            ensure!(now >= last, "clock {clock} went back from {last} to {now}");
+            ensure!(now >= last, "clock {clock} fell from {last} to {now}");
             last = now;
         }
     }
@@ -500,13 +504,13 @@ fn clocks() -> Verdict {
     let mut work = 0u64;
     while doing("clock_gettime", read(libc::CLOCK_THREAD_CPUTIME_ID))? < used + 1_000_000 {
         work = std::hint::black_box(work + 1);
-        ensure!(begin.elapsed().as_secs() < 20, "this thread's own time stands still");
+        ensure!(begin.elapsed().as_secs() < 20, "the time of this thread stands still");
     }
-    same!(read(9999), Err(Errno(libc::EINVAL)), "a clock that is not there");
+    same!(read(9999), Err(Errno(libc::EINVAL)), "a missing clock");
     let late = libc::timespec { tv_sec: 0, tv_nsec: -1 };
     // SAFETY: the pointer is to a local.
     let refused = checked(unsafe { libc::nanosleep(&raw const late, std::ptr::null_mut()) });
-    same!(refused, Err(Errno(libc::EINVAL)), "a sleep of less than nothing");
+    same!(refused, Err(Errno(libc::EINVAL)), "a sleep of negative time");
     Ok(())
 }
 

@@ -75,8 +75,8 @@ fn used_pages_stay_fast() -> Verdict {
     let before = counter("pgdemote")?;
     let [used, other] = beside(64 << 20)?;
     let (near, all) = (pages_on(&used, 0)?, used.pages().count());
-    ensure!(near * 2 >= all, "{near} of {all} pages that are used are in the fast node");
-    ensure!(counter("pgdemote")? > before, "nothing left the fast node");
+    ensure!(near * 2 >= all, "{near} of {all} used pages are in the fast node");
+    ensure!(counter("pgdemote")? > before, "no page left the fast node");
     all_come(&used)?;
     is_whole(&other)
 }
@@ -88,7 +88,7 @@ fn used_pages_stay_in_memory() -> Verdict {
     let [near, far] = [pages_on(&used, 0)?, pages_on(&used, 1)?];
     let all = used.pages().count();
     ensure!((near + far) * 10 >= all * 9, "{near} and {far} of {all} pages are in memory");
-    ensure!(counter("pswpout")? > before, "nothing left memory");
+    ensure!(counter("pswpout")? > before, "no page left memory");
     all_come(&used)?;
     is_whole(&other)
 }

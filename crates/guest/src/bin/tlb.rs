@@ -170,14 +170,14 @@ fn revoked_here() -> Verdict {
         doing("mprotect", region.protect(0, PAGE, READ))?;
         // SAFETY: the page is the region's.
         let stored = unsafe { trap::store(addr, 1) };
-        ensure!(!stored, "round {round}: a write to a read-only page went through");
+        ensure!(!stored, "round {round}: a write to a read-only page succeeded");
         same!(trap::load(addr), Some(mark(round, 0)), "round {round}: a protected page changed");
         doing("mprotect", region.protect(0, PAGE, NONE))?;
-        same!(trap::load(addr), None, "round {round}: a read of a PROT_NONE page went through");
+        same!(trap::load(addr), None, "round {round}: a read of a PROT_NONE page succeeded");
         doing("mprotect", region.protect(0, PAGE, WRITE))?;
         same!(trap::load(addr), Some(mark(round, 0)), "round {round}: the page lost its content");
         doing("munmap", region.unmap(0, PAGE))?;
-        same!(trap::load(addr), None, "round {round}: a read after munmap went through");
+        same!(trap::load(addr), None, "round {round}: a read after munmap succeeded");
     }
     Ok(())
 }
@@ -220,10 +220,14 @@ fn remap_moves() -> Verdict {
         // SAFETY: the range is unmapped: the flags ensure this.
         doing("mmap", unsafe { faultless_guest::sys::call(libc::SYS_mmap, args) })?;
         for at in to.pages() {
-            same!(load(old + at), 0, "round {round}: a new page where one was moved away");
+            same!(load(old + at), 0, "round {round}: a new page at the source of a move");
             // SAFETY: the mapping is new.
             unsafe { store(old + at, 7) };
-            same!(to.load(at), mark(round, at), "round {round}: the old address still reaches it");
+            same!(
+                to.load(at),
+                mark(round, at),
+                "round {round}: the old address still reaches the page"
+            );
         }
         // SAFETY: as above.
         doing("munmap", unsafe { faultless_guest::sys::call(libc::SYS_munmap, [old, 4 * PAGE]) })?;
@@ -377,11 +381,7 @@ fn move_seen_elsewhere() -> Verdict {
         },
         |round| {
             let old = from.load(Ordering::Acquire);
-            same!(
-                trap::load(old),
-                None,
-                "round {round}: another CPU reads where a page was moved away"
-            );
+            same!(trap::load(old), None, "round {round}: another CPU reads the source of a move");
             same!(place.load(0), mark(round, 1), "round {round}: the moved page on another CPU");
             Ok(())
         },
@@ -434,7 +434,7 @@ fn fork_stops_writers() -> Verdict {
                 same!(
                     status,
                     Status::Exited(0),
-                    "round {round}: a thread's store came through to a forked child"
+                    "round {round}: a thread's store reached a forked child"
                 );
             }
             Ok(())
@@ -569,7 +569,7 @@ fn main() {
     let args = Args::read("tlb", &["rounds", "seed"]);
     let given = Settings { rounds: args.get("rounds", 1000), seed: args.get("seed", 1) };
     if SETTINGS.set(given).is_err() {
-        args.refuse("the settings are read once");
+        args.refuse("the settings must be read once");
     }
     proc::no_huge_pages();
     std::process::exit(check::run(&args, CHECKS))

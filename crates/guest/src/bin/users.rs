@@ -115,10 +115,10 @@ fn changing_ids() -> Verdict {
                 same!(make(set, [13]), fails(EPERM), "another id");
                 same!(make(set, [12]), Ok(0), "the saved id");
                 same!(ids(get), Ok([10, 12, 12]), "the saved id is effective");
-                same!(make(set, [11]), fails(EPERM), "an id that was effective");
+                same!(make(set, [11]), fails(EPERM), "an earlier effective id");
                 same!(make(all, [SAME, 0, SAME]), fails(EPERM), "root again");
-                same!(make(pair, [12, 10]), Ok(0), "ids that change places");
-                same!(ids(get), Ok([12, 10, 10]), "ids that changed places");
+                same!(make(pair, [12, 10]), Ok(0), "swapping ids");
+                same!(ids(get), Ok([12, 10, 10]), "swapped ids");
                 same!(make(pair, [SAME, 5]), fails(EPERM), "another effective id");
                 same!(make(file, [77]), Ok(10), "another id for files, refused");
                 same!(make(file, [12]), Ok(10), "the real id for files");
@@ -134,7 +134,7 @@ fn changing_ids() -> Verdict {
             same!(make(set, [14]), Ok(0), "one id");
             same!(ids(get), Ok([14; 3]), "root's change of all");
             let back = make(set, [0]);
-            same!(back, if is_user { fails(EPERM) } else { Ok(0) }, "the way back");
+            same!(back, if is_user { fails(EPERM) } else { Ok(0) }, "the change back");
             Ok(())
         })?;
         fresh(&|| {
@@ -149,7 +149,7 @@ fn changing_ids() -> Verdict {
     same!(make(libc::SYS_getgroups, [0, 0]), Ok(3), "the number of groups");
     let mut found = [0u32; 3];
     let at = found.as_mut_ptr() as u64;
-    same!(make(libc::SYS_getgroups, [2, at]), fails(EINVAL), "getgroups with too little room");
+    same!(make(libc::SYS_getgroups, [2, at]), fails(EINVAL), "getgroups with too small a buffer");
     same!(make(libc::SYS_getgroups, [3, at]), Ok(3), "getgroups");
     same!(found, groups, "the groups");
     same!(make(libc::SYS_setgroups, [65_537, at]), fails(EINVAL), "too many groups");
@@ -228,7 +228,7 @@ fn opening_files() -> Verdict {
         same!(reads(&inner), EACCES, "a file in a directory without permissions");
         same!(number(fs::metadata(&inner)), EACCES, "stat of that file");
         same!(number(fs::read_dir(&hidden.0)), EACCES, "listing that directory");
-        same!(number(fs::read_dir(&listed.0)), 0, "listing a directory that can be read");
+        same!(number(fs::read_dir(&listed.0)), 0, "listing a readable directory");
         same!(number(fs::metadata(listed.0.join("x"))), EACCES, "a name in that directory");
         let open = |flags: i32| {
             let path = text(&paths[1])?;
@@ -279,20 +279,20 @@ fn changing_files() -> Verdict {
         same!(number(fs::hard_link(&mine, own.0.join("link"))), EACCES, "a link there");
         same!(number(fs::rename(&mine, own.0.join("mine"))), EACCES, "moving a file there");
         same!(number(fs::remove_file(&roots)), EPERM, "removing another's file, sticky");
-        same!(number(fs::rename(&roots, shared.0.join("x"))), EPERM, "renaming it");
-        same!(number(fs::rename(&mine, &roots)), EPERM, "replacing it");
-        same!(number(fs::rename(&mine, shared.0.join("moved"))), 0, "renaming the own file");
-        same!(number(fs::remove_file(shared.0.join("moved"))), 0, "removing the own file");
+        same!(number(fs::rename(&roots, shared.0.join("x"))), EPERM, "renaming root's file");
+        same!(number(fs::rename(&mine, &roots)), EPERM, "replacing root's file");
+        same!(number(fs::rename(&mine, shared.0.join("moved"))), 0, "renaming the user's file");
+        same!(number(fs::remove_file(shared.0.join("moved"))), 0, "removing the user's file");
         same!(number(fs::remove_file(&foreign)), 0, "removing another's file");
         let new = open.0.join("new");
         io(fs::write(&new, "x"))?;
         let meta = io(fs::metadata(&new))?;
         same!([meta.uid(), meta.gid()], [user, user], "the owner of a new file");
         let mode = |path: &Path| number(fs::set_permissions(path, Permissions::from_mode(0o600)));
-        same!(mode(&new), 0, "chmod of the own file");
+        same!(mode(&new), 0, "chmod of the user's file");
         same!(mode(&roots), EPERM, "chmod of another's file");
         same!(number(chown(&new, Some(0), None)), EPERM, "chown to root");
-        same!(number(chown(&new, None, Some(GROUP))), 0, "chown to an own group");
+        same!(number(chown(&new, None, Some(GROUP))), 0, "chown to a group of the user");
         same!(number(chown(&new, None, Some(3000))), EPERM, "chown to another group");
         same!(number(chown(&roots, None, Some(user))), EPERM, "chown of another's file");
         let path = text(&roots)?;
@@ -301,15 +301,15 @@ fn changing_files() -> Verdict {
             let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, times, 0];
             make(libc::SYS_utimensat, args)
         };
-        same!(set(0), Ok(0), "the present time for a file that may be written");
-        same!(set(times.as_ptr() as u64), fails(EPERM), "another time for it");
+        same!(set(0), Ok(0), "the present time for a writable file");
+        same!(set(times.as_ptr() as u64), fails(EPERM), "another time for this file");
         for (words, expected) in [
             ([libc::UTIME_NOW; 2], Ok(0)),
             ([libc::UTIME_OMIT; 2], Ok(0)),
             ([libc::UTIME_NOW, libc::UTIME_OMIT], fails(EPERM)),
         ] {
             let times = words.map(|word| [0i64, word]);
-            same!(set(times.as_ptr() as u64), expected, "times {words:x?} for it");
+            same!(set(times.as_ptr() as u64), expected, "times {words:x?} for this file");
         }
         same!(make(libc::SYS_chown, [path.as_ptr() as u64, SAME, SAME]), Ok(0), "no change");
         let args = [path.as_ptr() as u64, (libc::O_RDONLY | libc::O_NOATIME) as u64, 0];
@@ -339,7 +339,7 @@ fn set_ids() -> Verdict {
     same!(state(&roots)?, [0o755, user], "chown by root");
     let group = dir.file("group", [0, 0], 0o6745)?;
     io(chown(&group, Some(0), Some(user)))?;
-    same!(state(&group)?, [0o2745, user], "the bit of a group that may not execute");
+    same!(state(&group)?, [0o2745, user], "the bit of a group without execute permission");
     let stored = dir.file("stored", [0, 0], 0o6777)?;
     io(fs::write(&stored, "by root"))?;
     same!(state(&stored)?[0], 0o6777, "a store by root");
@@ -352,12 +352,12 @@ fn set_ids() -> Verdict {
         same!(state(&stored)?[0], 0o6777, "an open file");
         same!(std::io::Write::write(&mut &file, b"x").ok(), Some(1), "write");
         same!(state(&stored)?[0], 0o777, "a store");
-        same!(number(chown(&moved, None, Some(GROUP))), 0, "chown to an own group");
+        same!(number(chown(&moved, None, Some(GROUP))), 0, "chown to a group of the user");
         same!(state(&moved)?, [0o777, GROUP], "chown by the owner");
         same!(number(chown(&left, None, Some(GROUP))), 0, "chown from another's group");
         same!(state(&left)?, [0o644, GROUP], "the bit of the group before");
         io(File::options().write(true).open(&cut).and_then(|file| file.set_len(0)))?;
-        same!(state(&cut)?[0], 0o777, "a file that was cut");
+        same!(state(&cut)?[0], 0o777, "a truncated file");
         io(fs::set_permissions(&other, Permissions::from_mode(0o2755)))?;
         same!(state(&other)?, [0o755, 3000], "the bit of another's group");
         for (path, bits) in [(&shared.0, 0o2644), (&foreign.0, 0o644)] {
@@ -456,13 +456,17 @@ fn other_processes() -> Verdict {
         // It was root before.
         let read = make(libc::SYS_process_vm_readv, [own.pid as u64, here, 1, there, 1, 0]);
         same!(read, fails(EPERM), "memory of a process of the same user");
-        same!(reads(Path::new(&format!("/proc/{}/maps", own.pid))), EACCES, "its maps");
+        same!(
+            reads(Path::new(&format!("/proc/{}/maps", own.pid))),
+            EACCES,
+            "the maps of another process"
+        );
         let dumpable = || make(libc::SYS_prctl, [libc::PR_GET_DUMPABLE as u64, 0, 0, 0, 0]);
-        same!(dumpable(), Ok(0), "whether processes of the user may look into this one");
-        same!(reads(Path::new("/proc/self/mem")), EACCES, "the own memory");
+        same!(dumpable(), Ok(0), "whether this process is dumpable");
+        same!(reads(Path::new("/proc/self/mem")), EACCES, "the memory of this process");
         doing("prctl", make(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0]))?;
-        same!(dumpable(), Ok(1), "whether they may now");
-        same!(reads(Path::new("/proc/self/mem")), 0, "the own memory now");
+        same!(dumpable(), Ok(1), "whether this process is dumpable now");
+        same!(reads(Path::new("/proc/self/mem")), 0, "the memory of this process now");
         for name in ["maps", "environ", "smaps", "personality"] {
             let path = format!("/proc/{root}/{name}");
             same!(reads(Path::new(&path)), EACCES, "{path}");
@@ -470,7 +474,7 @@ fn other_processes() -> Verdict {
         same!(number(fs::read_link(format!("/proc/{root}/exe"))), EACCES, "root's program");
         same!(number(fs::read_dir(format!("/proc/{root}/fd"))), EACCES, "root's descriptors");
         same!(reads(Path::new(&format!("/proc/{root}/status"))), 0, "the status of root's process");
-        same!(reads(Path::new("/proc/self/maps")), 0, "the own maps");
+        same!(reads(Path::new("/proc/self/maps")), 0, "the maps of this process");
         let nice = |pid: u64| make(libc::SYS_setpriority, [0, pid, 5]);
         same!(nice(other.pid as u64), fails(EPERM), "the nice value of another user's process");
         same!(nice(own.pid as u64), Ok(0), "the nice value of a process of the same user");
@@ -569,12 +573,12 @@ fn mounts() -> Verdict {
     let none = c"/tmp/users.none".as_ptr() as u64;
     let mount = |target: u64, kind: u64| make(libc::SYS_mount, [none, target, kind, 0, 0]);
     let unknown = c"no such file system".as_ptr() as u64;
-    same!(mount(none, unknown), fails(ENOENT), "mount where nothing is");
+    same!(mount(none, unknown), fails(ENOENT), "mount of a missing directory");
     same!(mount(place, unknown), fails(ENODEV), "mount of an unknown file system");
     same!(mount(place, 0), fails(EINVAL), "mount without a type");
     same!(mount(8, unknown), fails(libc::EFAULT), "mount without a path");
     let umount = |target: u64, flags: u64| make(libc::SYS_umount2, [target, flags]);
-    same!(umount(none, 0), fails(ENOENT), "umount where nothing is");
+    same!(umount(none, 0), fails(ENOENT), "umount of a missing directory");
     same!(umount(place, 0), fails(EINVAL), "umount of a directory");
     same!(umount(place, 0x100), fails(EINVAL), "umount with an unknown flag");
     same!(umount(c"/proc".as_ptr() as u64, 0), fails(EBUSY), "umount of /proc in use");

@@ -64,7 +64,7 @@ fn memory() -> Result<u64, String> {
 
 /// Returns the number of processes killed so far.
 fn kills() -> Result<u64, String> {
-    vmstat()?.get("oom_kill").copied().ok_or_else(|| "there is no oom_kill".into())
+    vmstat()?.get("oom_kill").copied().ok_or_else(|| "no oom_kill".into())
 }
 
 /// Makes the running process more or less likely to be killed.
@@ -136,7 +136,7 @@ fn greedy() -> Verdict {
     let small = bystander(&shared, 1, 2 << 20, 0)?;
     ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
     shared.set(0, 1);
-    ends(small, Status::Exited(0), "the small one")?;
+    ends(small, Status::Exited(0), "the small process")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -145,9 +145,9 @@ fn greedy() -> Verdict {
 fn protected() -> Verdict {
     let (shared, before) = (Shared::new()?, kills()?);
     let large = bystander(&shared, 1, memory()? / 8 * 5, -1000)?;
-    ends(doing("fork", fork(take_all))?, KILLED, "the smaller one")?;
+    ends(doing("fork", fork(take_all))?, KILLED, "the smaller process")?;
     shared.set(0, 1);
-    ends(large, Status::Exited(0), "the protected one")?;
+    ends(large, Status::Exited(0), "the protected process")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -167,9 +167,9 @@ fn offered() -> Verdict {
         i32::from(!(0..).zip(&taken).all(|(seed, region)| is_filled(region, seed)))
     });
     let large = doing("fork", large)?;
-    ends(small, KILLED, "the one that is offered")?;
+    ends(small, KILLED, "the process with a high score adjustment")?;
     shared.set(0, 1);
-    ends(large, Status::Exited(0), "the larger one")?;
+    ends(large, Status::Exited(0), "the larger process")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -236,7 +236,7 @@ fn calls() -> Verdict {
     let ended = doing("wait4", asks.wait());
     ensure!(
         ended == Ok(Status::Exited(0)),
-        "who asks ended with {ended:?}, error {}",
+        "the asking process ended with {ended:?}, error {}",
         shared.get(2)
     );
     same!(kills()? - before, 3, "killed processes");
@@ -301,7 +301,7 @@ fn hog_that_only_reads() -> Verdict {
     let _ = fs::remove_file(&path);
     ended?;
     shared.set(0, 1);
-    ends(small, Status::Exited(0), "the small one")?;
+    ends(small, Status::Exited(0), "the small process")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -317,7 +317,7 @@ fn together() -> Verdict {
         ends(hog, KILLED, "a hog")?;
     }
     shared.set(0, 1);
-    ends(small, Status::Exited(0), "the small one")?;
+    ends(small, Status::Exited(0), "the small process")?;
     same!(kills()? - before, HOGS as u64, "killed processes");
     Ok(())
 }
@@ -345,7 +345,7 @@ fn memory_held_by_readers() -> Verdict {
     for reader in readers {
         ends(doing("fork", reader)?, Status::Exited(0), "a reader")?;
     }
-    ends(medium, Status::Exited(0), "the one of medium size")?;
+    ends(medium, Status::Exited(0), "the process of medium size")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -378,8 +378,8 @@ fn shared_memory() -> Verdict {
         });
         let _parent = doing("fork", parent)?;
         for _ in 0..2 {
-            let (_, status) = doing("wait4", wait(-1, 0))?.ok_or("nobody ended")?;
-            same!(status, KILLED, "one of two that share their memory");
+            let (_, status) = doing("wait4", wait(-1, 0))?.ok_or("no process ended")?;
+            same!(status, KILLED, "one of two processes with shared memory");
         }
         same!(kills()? - before, 1, "chosen processes");
     }
@@ -392,7 +392,7 @@ fn no_candidates() -> Verdict {
     let other = bystander(&shared, 1, memory()? / 4, 0)?;
     ends(doing("fork", fork(take_all))?, KILLED, "the hog")?;
     shared.set(0, 1);
-    ends(other, Status::Exited(0), "the other one")?;
+    ends(other, Status::Exited(0), "the other process")?;
     same!(kills()? - before, 1, "killed processes");
     Ok(())
 }
@@ -453,7 +453,7 @@ fn main() -> ExitCode {
     let takes_all = args.words().iter().all(|word| word != "score") || args.words().len() > 1;
     match memory() {
         Ok(total) if takes_all && total >= 2 << 30 => {
-            args.refuse(&format!("the machine has {} MiB: only score can be run", total >> 20));
+            args.refuse(&format!("the machine has {} MiB: only score can run", total >> 20));
         }
         Err(why) => args.refuse(&why),
         _ => {}
