@@ -208,7 +208,7 @@ fn writing_back_and_dropping() {
         assert_eq!(write_back(cpu, world), Ok(4));
         assert_eq!(WORDS.get(), [10, 11, 12, 13, 5, 6, 7, 8]);
         world.store(cpu, 0, 60);
-        assert!(world.objects[0].is_dirty(cpu, 0), "the next store is noticed");
+        assert!(world.objects[0].is_dirty(cpu, 0), "the next store is detected");
     });
     let unmapped = |cpu: &TestCpu<'_>, world: &mut World| {
         stored_to(cpu, world);

@@ -85,7 +85,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let spans = [Span::new(b, 1), Span::new(6, 1)];
             Case::new(vec![map(0, b + 1, How::Fixed)], sides, reveal(spans))
         }),
-        ("neighbours gone", {
+        ("unmapped neighbours", {
             // A mapping between two VMAs with an anon_vma adopts the anon_vma, even if both VMAs
             // are unmapped before the merge.
             let start = filled(Span::new(0, WINDOW));
@@ -103,7 +103,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let spans = [Span::new(b - 1, 1), Span::new(b - 2, 1)];
             pair(start, map(b - 1, 1, How::Fixed), Op::Store(b - 2, 100), spans)
         }),
-        ("several that are too many", {
+        ("more areas than the limit", {
             // The second of two moved VMAs would exceed the limit; the first VMA has moved by then.
             let mut start = filled(Span::new(b - 1, 1));
             start.extend([map(b + 1, 3, How::Fixed), map(0, 1, How::Fixed)]);
@@ -139,7 +139,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             start.push(Op::Roof(b));
             Case::new(start, sides, reveal([Span::new(b - 1, 1), part]))
         }),
-        ("alike again beside a change", {
+        ("equal again beside a change", {
             // The locked part differs from the adjacent change. The remains of the part are equal
             // again, and still a separate VMA: one VMA too many.
             let mut start = filled(Span::new(b - 2, 2));
@@ -150,7 +150,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let sides = [vec![map(b, 2, How::Fixed)], vec![Op::Lock(part, MemoryLock::Now), keep]];
             Case::new(start, sides, reveal([mapped, part]))
         }),
-        ("cut off what merges", {
+        ("cut before a merge", {
             // The part between a VMA and the cut merges with the VMA, although the change that
             // would have merged all three is still in progress.
             let (mapped, part) = (Span::new(b - 3, 2), Span::new(b - 2, 1));
@@ -180,7 +180,7 @@ pub fn known() -> Vec<(&'static str, Case)> {
             let sides = [away.to_vec(), vec![Op::Store(2, 101)]];
             Case::new(start, sides, reveal([below, below]))
         }),
-        ("below a stack that goes", {
+        ("below a replaced stack", {
             // A store below the stack fails for lack of a mapping. A later store to the stack must
             // not take effect before the replacement.
             let start = vec![Op::Map(Span::new(7, 1), How::Fixed, RW, stack), Op::Store(7, 1)];
@@ -192,19 +192,19 @@ pub fn known() -> Vec<(&'static str, Case)> {
             ];
             Case::new(start, sides, reveal(spans))
         }),
-        ("looked for at its first store", {
+        ("mincore at the first store", {
             // The page is present before, as a zero page, and afterwards.
             let start = vec![map(5, 1, How::Fixed), Op::Load(5)];
             pair(start, Op::Store(5, 100), Op::InCore(5), [Span::new(5, 1); 2])
         }),
-        ("pinned where nothing is", {
+        ("pinned without a page", {
             // A failed pin leaves no page in a mapping that moves to the address and away.
             let start = vec![Op::Map(source, How::Fixed, RW, MapFlags::PRIVATE)];
             let page = Span::new(0, 1);
             let moves = vec![Op::Remap(source, 1, to, 0), Op::Remap(page, 1, to, APART[1])];
             Case::new(start, [vec![Op::PinRead(0)], moves], reveal([page, page]))
         }),
-        ("advised of a hole", {
+        ("advice on a hole", {
             // A CPU that received the error for an unmapped page cannot use the page afterwards.
             let (spans, last) = ([Span::new(7, 1), Span::new(6, 2)], WINDOW - 1);
             let sides = [

@@ -310,17 +310,17 @@ fn a_first_store_beside() {
 
 /// Advice for a page during its unmapping, and a load from the page.
 fn advice_of_a_hole() {
-    try_known("advised of a hole");
+    try_known("advice on a hole");
 }
 
 /// A store below a stack during the replacement of the stack, and another store to the stack.
 fn a_store_below_a_replaced_stack() {
-    try_known("below a stack that goes");
+    try_known("below a replaced stack");
 }
 
 /// mincore of a page during the copy by its first store.
 fn a_page_during_its_copy() {
-    try_known("looked for at its first store");
+    try_known("mincore at the first store");
 }
 
 /// The same, of populating.
@@ -330,17 +330,17 @@ fn populating_a_hole() {
 
 /// A part is locked and kept while a mapping beside it is under change.
 fn a_part_equal_again() {
-    try_known("alike again beside a change");
+    try_known("equal again beside a change");
 }
 
 /// A part is cut off between a VMA and a change with which it will merge.
 fn a_cut_before_a_merge() {
-    try_known("cut off what merges");
+    try_known("cut before a merge");
 }
 
 /// A pin of a page that another CPU maps at the same time.
 fn a_pin_of_an_unmapped_page() {
-    try_known("pinned where nothing is");
+    try_known("pinned without a page");
 }
 
 /// A store to a page during its writeback.

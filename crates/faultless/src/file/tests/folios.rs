@@ -323,7 +323,7 @@ fn a_failed_collapse_keeps_locked_memory_mapped() {
     assert_eq!(done, Err(Errno::EAGAIN));
     drop(pins);
     let dropped = text.file.drop_clean(cpu, 0..F);
-    assert_eq!((dropped, resident()), (0, F), "locked pages left memory");
+    assert_eq!((dropped, resident()), (0, F), "locked pages were evicted");
     finish(&text.cpu, text.space, Vec::from([text.file]));
 }
 

@@ -111,7 +111,7 @@ fn no_hint_outlives_its_vma() {
     fault();
     // SAFETY: this CPU makes no access to user space.
     unsafe { space.deactivate(&cpu) };
-    assert!(!knows(), "another CPU may own the space from now on");
+    assert!(!knows(), "another CPU may now own the space");
     end(&cpu, space);
 }
 

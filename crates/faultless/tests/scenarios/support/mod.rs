@@ -198,7 +198,7 @@ pub fn needed(path: &str, mutant: Mutant, regime: Regime, scenarios: &[Scenario]
     command.args([name, "--exact"]).env(WITHOUT, name).env("RUST_BACKTRACE", "0");
     let broken = command.output().unwrap();
     let out = String::from_utf8_lossy(&broken.stdout);
-    assert!(out.contains("running 1 test"), "{name} is no test: {out}");
+    assert!(out.contains("running 1 test"), "{name} is not a test: {out}");
     let noticed = out.lines().skip_while(|line| !line.contains("panicked at")).take(3);
     let took = out.lines().find_map(|line| line.strip_prefix(TOOK)).unwrap_or("unknown");
     let noticed = noticed.collect::<Vec<_>>().join(" ");
