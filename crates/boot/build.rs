@@ -172,24 +172,25 @@ fn cargo(root: &Path, folder: &str, args: &[&str], flags: Option<&str>) -> Resul
     if output.status.success() {
         return Ok(target);
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = reason(&said);
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let why = reason(&messages);
     println!("cargo::warning={} is not embedded: {why}", args[1]);
     Err(why)
 }
 
 /// Returns the cause of cargo's error, and the command that fixes it.
-fn reason(said: &str) -> String {
-    if said.contains("can't find crate for `core`") || said.contains("target may not be installed")
+fn reason(messages: &str) -> String {
+    if messages.contains("can't find crate for `core`")
+        || messages.contains("target may not be installed")
     {
         return format!(
             "the target {BARE} was missing: rustup target add {BARE}, then build again"
         );
     }
-    if said.contains("cannot find -lc") || said.contains("linker `cc` not found") {
+    if messages.contains("cannot find -lc") || messages.contains("linker `cc` not found") {
         return "the static C library was missing: apt-get install gcc libc6-dev, then build again"
             .into();
     }
-    let first = said.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
+    let first = messages.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
     format!("the build failed ({first})")
 }

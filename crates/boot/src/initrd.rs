@@ -369,10 +369,13 @@ mod tests {
         assert_eq!(entries(&initrd), [("café".into(), 0o100_644, b"utf-8".to_vec())]);
         let mut skipped = initrd.skipped().to_vec();
         skipped.sort();
-        let said =
+        let expected =
             ["caf\\xE9.txt\" has a name", "dir\\xFF\" has a name", "link\" points to a name"];
         assert_eq!(skipped.len(), 3, "{skipped:?}");
-        assert!(skipped.iter().zip(said).all(|(note, said)| note.contains(said)), "{skipped:?}");
+        assert!(
+            skipped.iter().zip(expected).all(|(note, expected)| note.contains(expected)),
+            "{skipped:?}"
+        );
     }
 
     #[test]

@@ -149,8 +149,8 @@ fn apt(command: &mut Command) -> Result<String, BootError> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let error = said.lines().rfind(|line| line.starts_with('E')).unwrap_or(said.trim());
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let error = messages.lines().rfind(|line| line.starts_with('E')).unwrap_or(messages.trim());
     let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
     Err(BootError::Linux(format!("{tool} {}: {error}; {HELP}", args.join(" "))))
 }

@@ -47,16 +47,17 @@ fn pages() {
         // This kernel ignores the program.
         let ran = boot(&machine, &Program::file(busybox()).expect("a valid program"));
         assert_eq!(ran.end, End::Exited(0), "{ran}");
-        let said = ran.report.messages.join("\n");
+        let joined = ran.report.messages.join("\n");
         let expected = [
             &format!("{} CPUs, 1 MiB mapped", machine.cpus),
             &format!("{} CPUs know all cache modes", machine.cpus),
             "256 pages stored to, ",
             "Write behind the end: Segv { mapped: false }",
         ];
-        assert!(expected.iter().all(|part| said.contains(*part)), "{ran}");
+        assert!(expected.iter().all(|part| joined.contains(*part)), "{ran}");
         // Each fault maps several pages, and one fault is for the program's code.
-        let faults = said.split("256 pages stored to, ").nth(1).and_then(|it| it.split(' ').next());
+        let faults =
+            joined.split("256 pages stored to, ").nth(1).and_then(|it| it.split(' ').next());
         let faults: u32 = faults.and_then(|it| it.parse().ok()).expect("a count");
         assert!((8..=257).contains(&faults), "{ran}");
     }

@@ -160,8 +160,8 @@ fn migrations() {
             assert!(!ran.output.contains("# one memory node"), "{ran}");
             assert!(ran.report.counter("pgmigrate_success") > Some(2000), "{ran}");
             let counters = ["flush_deferred", "frame_owed"].map(|name| ran.report.counter(name));
-            let told = counters.map(|count| count.expect("a counter") > 0);
-            assert_eq!(told, [deferred; 2], "{ran}");
+            let counted = counters.map(|count| count.expect("a counter") > 0);
+            assert_eq!(counted, [deferred; 2], "{ran}");
         }
     }
 }
@@ -220,9 +220,9 @@ fn victims() {
             let machine = Machine { memory: 128 << 20, swap, ..machine.clone() };
             let ran = passes(&machine, "victims", &[], 10);
             let killed = |line: &&String| line.starts_with("Out of memory: Killed process ");
-            let told = ran.report.messages.iter().filter(killed).count();
+            let counted = ran.report.messages.iter().filter(killed).count();
             // As many as the checks find in `oom_kill`, each of which the checks wait for.
-            assert_eq!((told, ran.report.messages.len()), (14, 14), "{ran}");
+            assert_eq!((counted, ran.report.messages.len()), (14, 14), "{ran}");
         }
     }
 }
@@ -234,9 +234,9 @@ fn oom_without_candidates_kills_the_caller() {
     for machine in machines() {
         let ran =
             passes(&Machine { memory: 128 << 20, ..machine }, "victims", &["no_candidates"], 1);
-        let said = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
-        assert!(said("Out of memory and no killable processes"), "{ran}");
-        assert!(said("Out of memory: Killed process "), "{ran}");
+        let reports = |what: &str| ran.report.messages.iter().any(|line| line.starts_with(what));
+        assert!(reports("Out of memory and no killable processes"), "{ran}");
+        assert!(reports("Out of memory: Killed process "), "{ran}");
     }
 }
 

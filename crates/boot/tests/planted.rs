@@ -98,11 +98,14 @@ fn kernel_reports_an_overflowed_stack() {
         ("overrun-idle", "sleep 0.1", "the stack of the idle loop was run over"),
         ("overrun-fatal", "sleep 0.1", "the stack of fatal exceptions was run over"),
     ];
-    for (plant, command, said) in cases {
+    for (plant, command, expected) in cases {
         for machine in machines() {
             let program = Program::file(busybox()).expect("a valid program");
             let ran = boot(&with(plant, machine), &program.args(["sh", "-c", command]));
-            assert!(matches!(&ran.end, End::Panicked(why) if why.contains(said)), "{plant}: {ran}");
+            assert!(
+                matches!(&ran.end, End::Panicked(why) if why.contains(expected)),
+                "{plant}: {ran}"
+            );
         }
     }
 }

@@ -62,9 +62,9 @@ impl Own {
             }
             1 => {
                 cpu.munmap(addr, bytes)?;
-                let told = cpu.load::<u64>(addr);
+                let loaded = cpu.load::<u64>(addr);
                 // Another thread may have mapped something there by now.
-                assert!(told.is_ok() || told == Err(Signal::Segv { addr, mapped: false }));
+                assert!(loaded.is_ok() || loaded == Err(Signal::Segv { addr, mapped: false }));
                 // Moves elsewhere, to avoid a collision.
                 *self = Self::moved(cpu, self, part)?;
             }

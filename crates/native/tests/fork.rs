@@ -103,8 +103,8 @@ fn fork_advice_is_followed() {
             let child = cpu.fork()?;
             cpu.switch(&child, |cpu| {
                 assert_eq!(cpu.load::<u8>(wiped)?, 0);
-                let told = cpu.load::<u8>(kept);
-                assert_eq!(told, Err(Signal::Segv { addr: kept, mapped: false }));
+                let loaded = cpu.load::<u8>(kept);
+                assert_eq!(loaded, Err(Signal::Segv { addr: kept, mapped: false }));
                 Ok(())
             })?;
             assert_eq!((cpu.load::<u8>(kept)?, cpu.load::<u8>(wiped)?), (5, 5));

@@ -16,7 +16,7 @@ fn until_refused(
     let process = native.process().unwrap();
     let a = process.run(|cpu| map(cpu, 1)).unwrap();
     let going = AtomicBool::new(false);
-    let told = process
+    let stopped = process
         .run_threads(2, |cpu, number| {
             if number == 1 {
                 while !going.load(Ordering::Acquire) {
@@ -41,21 +41,21 @@ fn until_refused(
     let sent: u64 =
         [0, 1].map(|cpu| native.machine().interrupts(faultless::CpuId(cpu))).iter().sum();
     assert!(sent > 0, "the running thread was interrupted");
-    (a, told[0].unwrap())
+    (a, stopped[0].unwrap())
 }
 
 #[test]
 fn a_running_thread_traps_on_an_unmapped_page() {
-    let (a, told) =
+    let (a, stopped) =
         until_refused(|cpu, a| cpu.load::<u8>(a).map(drop), |cpu, a| Ok(cpu.munmap(a, PAGE)?));
-    assert_eq!(told, Signal::Segv { addr: a, mapped: false });
+    assert_eq!(stopped, Signal::Segv { addr: a, mapped: false });
 }
 
 #[test]
 fn a_running_writer_traps_on_a_read_only_page() {
-    let (a, told) =
+    let (a, stopped) =
         until_refused(|cpu, a| cpu.store(a, 1u8), |cpu, a| Ok(cpu.mprotect(a, PAGE, Prot::READ)?));
-    assert_eq!(told, Signal::Segv { addr: a, mapped: true });
+    assert_eq!(stopped, Signal::Segv { addr: a, mapped: true });
 }
 
 #[test]

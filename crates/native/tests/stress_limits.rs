@@ -158,7 +158,7 @@ impl Owner<'_> {
             self.count(cpu, alias);
             let addr = alias + len;
             match cpu.store(addr, 1u64) {
-                Err(Signal::Bus { addr: told }) => assert_eq!(told, addr),
+                Err(Signal::Bus { addr: reported }) => assert_eq!(reported, addr),
                 // For a table.
                 Err(Signal::OutOfMemory { .. }) => {}
                 other => panic!("beyond the end: {other:?}"),

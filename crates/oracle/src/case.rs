@@ -284,12 +284,12 @@ mod tests {
 
     #[test]
     fn bad_lines_are_named() {
-        let told = |text: &str| text.parse::<Case>().expect_err(text).to_string();
-        assert_eq!(told("look\nfly p3"), "line 2: `fly` is not an operation");
-        assert_eq!(told("munmap p3"), "line 1: a length is missing");
-        assert_eq!(told("load p3x"), "line 1: `3x`: invalid digit found in string");
-        assert_eq!(told("look up"), "line 1: `up` is superfluous");
-        assert_eq!(told("pwrite 9 0 0"), "line 1: objects are 0 to 2");
-        assert!(told("set warp=9").starts_with("line 1: no such knob"));
+        let error = |text: &str| text.parse::<Case>().expect_err(text).to_string();
+        assert_eq!(error("look\nfly p3"), "line 2: `fly` is not an operation");
+        assert_eq!(error("munmap p3"), "line 1: a length is missing");
+        assert_eq!(error("load p3x"), "line 1: `3x`: invalid digit found in string");
+        assert_eq!(error("look up"), "line 1: `up` is superfluous");
+        assert_eq!(error("pwrite 9 0 0"), "line 1: objects are 0 to 2");
+        assert!(error("set warp=9").starts_with("line 1: no such knob"));
     }
 }

@@ -190,11 +190,12 @@ mod tests {
                     param.name
                 );
             }
-            let told = info.params().into_iter();
-            let told = told.map(|it| format!("{}={}", it.name, it.kind.show(info.default(it))));
-            let told = Workload::parse(info.name, told).expect("listed parameters are accepted");
+            let listed = info.params().into_iter();
+            let listed = listed.map(|it| format!("{}={}", it.name, it.kind.show(info.default(it))));
+            let listed =
+                Workload::parse(info.name, listed).expect("listed parameters are accepted");
             let workload = Workload::parse(info.name, [""; 0]).expect("compatible defaults");
-            assert!(told.params().eq(workload.params()), "{}", info.name);
+            assert!(listed.params().eq(workload.params()), "{}", info.name);
             assert_eq!(workload.crew().mode, info.modes[0]);
             assert_eq!(workload.crew().workers, 1);
         }

@@ -68,9 +68,13 @@ fn every_workload_is_reproducible() {
                 assert_eq!(first, again, "{} {arguments}, seed {seed}", info.name);
                 let spent: u64 = first.accounts.spent.iter().sum();
                 let workers = &first.outcome.workers;
-                let told: f64 = workers.iter().map(|worker| worker.user + worker.system).sum();
+                let reported: f64 = workers.iter().map(|worker| worker.user + worker.system).sum();
                 // Conversion to seconds in floating-point numbers loses some picoseconds.
-                assert!((spent as f64 * 1e-12 - told).abs() < 1e-9 + told * 0.02, "{}", info.name);
+                assert!(
+                    (spent as f64 * 1e-12 - reported).abs() < 1e-9 + reported * 0.02,
+                    "{}",
+                    info.name
+                );
             }
         }
     }

@@ -40,10 +40,10 @@ fn field(segment: usize, field: usize) -> usize {
 }
 
 #[track_caller]
-fn refused(file: &[u8], said: &[&str]) {
-    let error = check(file, |_| false).expect_err(said[0]).to_string();
-    for said in said {
-        assert!(error.contains(said), "{error:?} does not contain {said:?}");
+fn refused(file: &[u8], expected: &[&str]) {
+    let error = check(file, |_| false).expect_err(expected[0]).to_string();
+    for expected in expected {
+        assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
     }
 }
 
@@ -85,10 +85,10 @@ fn headers_with_one_byte_wrong() {
         (57, 4, &["1026 of the headers lie beyond the file's end at 0x2010"]),
         (26, 0x80, &["entry point 0x801000", "no executable segment"]),
     ];
-    for (at, byte, said) in cases {
+    for (at, byte, expected) in cases {
         let mut file = program();
         file[at] = byte;
-        refused(&file, said);
+        refused(&file, expected);
     }
 }
 
@@ -112,10 +112,10 @@ fn segments_with_one_field_wrong() {
         (field(1, 1), 0x40_0000, &["program header 1", "before segment 0 ends (0x401800)"]),
         (field(0, 4), 0x2001, &["before segment 0 ends (0x402001)"]),
     ];
-    for (at, value, said) in cases {
+    for (at, value, expected) in cases {
         let mut file = program();
         file[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        refused(&file, said);
+        refused(&file, expected);
     }
 }
 

@@ -224,10 +224,10 @@ fn qemu_errors_are_passed_on() {
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     machine.cpu = "no-such-cpu".into();
     let run = machine.run(&program, Streams::keep(&mut output, &mut errors), &Limits::default());
-    let End::Silent(said) = run.expect("QEMU starts").end else {
+    let End::Silent(stderr) = run.expect("QEMU starts").end else {
         panic!("an end without a report")
     };
-    assert!(said.contains("no-such-cpu"), "{said}");
+    assert!(stderr.contains("no-such-cpu"), "{stderr}");
 }
 
 #[test]
