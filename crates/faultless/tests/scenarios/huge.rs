@@ -402,13 +402,13 @@ fn every_operation_against_every_operation() {
         world.within(&space, |guest| look(guest, 0));
         world.vm.set(Setting::HugeText(HugeText::Always));
     }
-    let told = std::panic::AssertUnwindSafe(|| {
+    let visit = std::panic::AssertUnwindSafe(|| {
         world.run(&[
             (&space, &|guest| first.1(guest, &file)),
             (&space, &|guest| second.1(guest, &file)),
         ]);
     });
-    if let Err(panic) = std::panic::catch_unwind(told) {
+    if let Err(panic) = std::panic::catch_unwind(visit) {
         eprintln!("{} with {}, {kind:?}", first.0, second.0);
         std::panic::resume_unwind(panic);
     }

@@ -572,22 +572,22 @@ fn vmas_and_pages_are_listed() {
     map(&cpu, &space, (8, 4), RW, PRIVATE, (&file, 0));
     map(&cpu, &other, (0, 8), RW, SHARED, (&file, 0));
     space.munmap(&cpu, AT + 2 * P, P).unwrap();
-    let told = |first: u64, end: u64, most: usize| {
-        let mut told = Vec::new();
+    let listed = |first: u64, end: u64, most: usize| {
+        let mut listed = Vec::new();
         space.each_area(&cpu, VirtRange::new(AT + first * P, AT + end * P), |area| {
             assert!(area.memory.object().is_some_and(|object| object.same(&file)));
-            told.push(((area.range.start - AT) / P, area.range.pages(), area.offset));
-            told.len() < most
+            listed.push(((area.range.start - AT) / P, area.range.pages(), area.offset));
+            listed.len() < most
         });
-        told
+        listed
     };
-    assert_eq!(told(0, 12, 9), [(0, 2, 0), (3, 5, 3), (8, 4, 0)], "all");
+    assert_eq!(listed(0, 12, 9), [(0, 2, 0), (3, 5, 3), (8, 4, 0)], "all");
     assert_eq!(
-        told(1, 3, 9),
+        listed(1, 3, 9),
         [(0, 2, 0)],
         "whole mappings, without mappings that begin at the end"
     );
-    assert_eq!(told(0, 12, 2), [(0, 2, 0), (3, 5, 3)], "at most the requested number");
+    assert_eq!(listed(0, 12, 2), [(0, 2, 0), (3, 5, 3)], "at most the requested number");
 
     let page = |space: &Space<_>, page: u64| {
         space.page_at(&cpu, AT + page * P).map(|page| (page.usage, page.exclusive))

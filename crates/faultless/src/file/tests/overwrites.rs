@@ -125,12 +125,12 @@ fn overwrite_page_returns_at_most_a_page() {
     each(|cpu, _, _, file| {
         for there in [false, true] {
             assert_eq!(file.has_page(cpu, 3), there);
-            let told = file.overwrite_page(cpu, 3, |page| {
+            let outcome = file.overwrite_page(cpu, 3, |page| {
                 // SAFETY: the page, lent.
                 unsafe { page.write_bytes(33, PAGE) };
                 PAGE + 1
             });
-            assert_eq!(told, Ok(PAGE), "{there}");
+            assert_eq!(outcome, Ok(PAGE), "{there}");
         }
     });
 }

@@ -289,7 +289,7 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
             space.fault_remote(&cpu, area + page * PAGE_SIZE, crate::fault::Access::Write).unwrap();
         }
     };
-    let told = |counter| vm.totals().get(counter);
+    let count = |counter| vm.totals().get(counter);
     let all = || {
         [
             Counter::ZeroedIdle,
@@ -298,7 +298,7 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
             Counter::ZeroedPoolHit,
             Counter::ZeroedPoolMiss,
         ]
-        .map(told)
+        .map(count)
     };
     assert_eq!(cpu.zero_ahead(100), 0, "off");
     touch(0, 10);
@@ -326,10 +326,10 @@ fn calls_and_faults_count_the_origin_of_zeroed_frames() {
     assert_eq!(vm.zeroed_frames(), 8, "the zeroed frames were not used");
     // Freeing zeroes if the knob requests it.
     space.munmap(&cpu, area, 50 * PAGE_SIZE).unwrap();
-    assert_eq!(told(Counter::ZeroedOnFree), 0);
+    assert_eq!(count(Counter::ZeroedOnFree), 0);
     vm.set(Setting::ZeroOnFree(true));
     space.munmap(&cpu, area + 50 * PAGE_SIZE, 60 * PAGE_SIZE).unwrap();
-    assert_eq!((told(Counter::ZeroedOnFree), vm.zeroed_frames()), (60, 68));
+    assert_eq!((count(Counter::ZeroedOnFree), vm.zeroed_frames()), (60, 68));
     space.exit(&cpu);
     cpu.drain();
     let census = crate::audit::audit(&cpu, &[]).unwrap();

@@ -448,7 +448,10 @@ fn a_cpu_with_found_pages_counts_as_evicting() {
         is_reached.then_some(seen)
     };
     let seen: Vec<_> = (1..).map_while(|part| seen_at(part * 50)).collect();
-    assert!(seen.iter().any(|(scanned, told, left)| *scanned < 200 && *told && !left), "{seen:?}");
+    assert!(
+        seen.iter().any(|(scanned, reported, left)| *scanned < 200 && *reported && !left),
+        "{seen:?}"
+    );
 }
 
 #[test]

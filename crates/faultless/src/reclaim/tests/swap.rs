@@ -130,9 +130,9 @@ fn swapped_pages_are_reported() {
         let mut core = Vec::new();
         space.mincore(cpu, AT, 4 * P, |there| core.push(there)).unwrap();
         assert_eq!(core, [true, false, false, true]);
-        let mut told = Vec::new();
-        space.areas(cpu, |area| told.push((area.resident, area.swapped)));
-        assert_eq!(told, [(2, 2)]);
+        let mut listed = Vec::new();
+        space.areas(cpu, |area| listed.push((area.resident, area.swapped)));
+        assert_eq!(listed, [(2, 2)]);
         assert!(space.page_at(cpu, AT + P).is_none());
         let mut status = [Ok(9)];
         space.page_nodes(cpu, &[AT + P], &mut status);

@@ -53,7 +53,7 @@ fn flushed_before_told(
             thread::yield_now();
         }
         // The other thread waits for this CPU, whatever the result of `ask`.
-        let told = catch_unwind(AssertUnwindSafe(|| ask(&second, space)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| ask(&second, space)));
         let all = vm.machine().invalidated.lock().unwrap();
         flushed = all.iter().any(|(cpu, ..)| *cpu == CpuId(1));
         drop(all);
@@ -61,7 +61,7 @@ fn flushed_before_told(
             second.serve_flushes();
             thread::yield_now();
         }
-        told.unwrap();
+        outcome.unwrap();
     });
     assert!(flushed, "CPU 1 saw the hole before its flush ({locking:?}, {above})");
 }
@@ -106,8 +106,8 @@ fn a_remote_access_to_a_hole_returns_after_the_flush() {
 fn mincore_of_a_hole_returns_after_the_flush() {
     for locking in Locking::ALL {
         flushed_before_told(locking, false, |cpu, space| {
-            let told = space.mincore(cpu, AT, P, |_| {});
-            assert_eq!(told.map_err(|error| error.errno), Err(Errno::ENOMEM));
+            let outcome = space.mincore(cpu, AT, P, |_| {});
+            assert_eq!(outcome.map_err(|error| error.errno), Err(Errno::ENOMEM));
         });
     }
 }

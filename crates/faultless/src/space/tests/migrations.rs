@@ -78,8 +78,8 @@ fn pages_that_do_not_move_report_the_reason() {
     load(&cpu, &space, AT + P).unwrap();
     store(&cpu, &space, AT + 3 * P, 3).unwrap();
     let pins = space.pin(&cpu, AT + 3 * P, P, true).unwrap();
-    let told = [Ok(1), Err(Errno::EFAULT), Err(Errno::ENOENT), Err(Errno::EBUSY)];
-    assert_eq!(moved(&cpu, &space, (0, 4), 1), told);
+    let reported = [Ok(1), Err(Errno::EFAULT), Err(Errno::ENOENT), Err(Errno::EBUSY)];
+    assert_eq!(moved(&cpu, &space, (0, 4), 1), reported);
     assert_eq!(vm.totals().get(Counter::MigrateFail), 1, "no other pages to try");
     drop(pins);
     assert_eq!(moved(&cpu, &space, (3, 1), 1), [Ok(1)]);
@@ -107,8 +107,8 @@ fn a_full_node_accepts_no_pages() {
     let space = Space::new(&cpu).unwrap();
     map(&cpu, &space, 0, 100, RW);
     (0..100).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
-    let told = moved(&cpu, &space, (0, 100), 1);
-    assert!(told.iter().any(|told| told == &Err(Errno::ENOMEM)), "{told:?}");
+    let reported = moved(&cpu, &space, (0, 100), 1);
+    assert!(reported.iter().any(|reported| reported == &Err(Errno::ENOMEM)), "{reported:?}");
     for page in 0..100 {
         assert_eq!(load(&cpu, &space, AT + page * P), Ok(value(1, page)));
     }
@@ -474,12 +474,12 @@ fn a_pin_dropped_during_a_fork_does_not_corrupt_the_copy() {
         let (s, v) = (&space, &victim);
         let other = cpu(&vm, 1);
         let mut status = [Err(Errno::EIO)];
-        let told = &mut status;
+        let reported = &mut status;
         let came = vm.machine().at_look(
             nth,
             move || {
                 drop(pins);
-                s.move_pages(&other, &[AT], 1, true, told).unwrap();
+                s.move_pages(&other, &[AT], 1, true, reported).unwrap();
                 // The next owner of the old frame.
                 (1..8).for_each(|page| store(&other, v, AT + page * P, 99).unwrap());
             },

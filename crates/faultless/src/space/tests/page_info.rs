@@ -14,10 +14,10 @@ use std::vec::Vec;
 /// Returns the information on `pages` pages from `AT` on, with the number of each page in the
 /// range.
 fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlace)> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let range = VirtRange::new(AT, AT + pages * P);
-    space.pages(cpu, range, |addr, place| told.push(((addr - AT) / P, place)));
-    for (at, place) in &told {
+    space.pages(cpu, range, |addr, place| reported.push(((addr - AT) / P, place)));
+    for (at, place) in &reported {
         let alone = space.page_at(cpu, AT + at * P);
         let same = match place {
             PagePlace::Mapped(page) => alone == Some(*page),
@@ -28,18 +28,18 @@ fn pages(cpu: &TestCpu<'_>, space: &TestSpace, pages: u64) -> Vec<(u64, PagePlac
         };
         assert!(same, "{at}: {place:?}, and for one page {alone:?}");
     }
-    told
+    reported
 }
 
 /// Returns number, mappings, and the used and dirty bits of the pages in memory.
-fn mapped(told: &[(u64, PagePlace)]) -> Vec<(u64, u32, bool, bool)> {
+fn mapped(reported: &[(u64, PagePlace)]) -> Vec<(u64, u32, bool, bool)> {
     let of = |(at, place): &(u64, PagePlace)| match place {
         PagePlace::Mapped(PageInfo { mappings, accessed, dirty, .. }) => {
             Some((*at, *mappings, *accessed, *dirty))
         }
         PagePlace::Swapped { .. } => None,
     };
-    told.iter().filter_map(of).collect()
+    reported.iter().filter_map(of).collect()
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn private_pages_are_counted_for_all_programs() {
         store(cpu, &child, AT, 9).unwrap();
         space.madvise(cpu, AT, P, Advice::Free).unwrap();
         assert_eq!(load(cpu, &child, AT + 4 * P), Ok(9));
-        let told = pages(cpu, space, 8);
+        let reported = pages(cpu, space, 8);
         let expected = [
             (0, 1, false, false),
             (1, 2, false, true),
@@ -61,15 +61,15 @@ fn private_pages_are_counted_for_all_programs() {
             (3, 2, true, true),
             (7, 1, true, false),
         ];
-        assert_eq!(mapped(&told), expected);
-        let usage = |at: usize| match told[at].1 {
+        assert_eq!(mapped(&reported), expected);
+        let usage = |at: usize| match reported[at].1 {
             PagePlace::Mapped(page) => Some((page.usage, page.exclusive)),
             PagePlace::Swapped { .. } => None,
         };
         assert_eq!(usage(0), Some((FrameUse::Anon, true)));
         assert_eq!(usage(1), Some((FrameUse::Anon, false)));
         assert_eq!(usage(6), Some((FrameUse::Zero, false)));
-        let swapped = |at: usize| match told[at] {
+        let swapped = |at: usize| match reported[at] {
             (at, PagePlace::Swapped { mappings, .. }) => (at, mappings),
             _ => (0, 0),
         };
@@ -88,8 +88,8 @@ fn file_pages_are_counted_with_huge_leaves_and_base_entries() {
         setup.fetch(7).unwrap();
         setup.fetch(2 * F + 1).unwrap();
         let expect = |leaf: u32, tail: u32| {
-            let told = mapped(&pages(cpu, space, PAGES));
-            let (huge, small): (Vec<_>, Vec<_>) = told.into_iter().partition(|page| page.0 < F);
+            let reported = mapped(&pages(cpu, space, PAGES));
+            let (huge, small): (Vec<_>, Vec<_>) = reported.into_iter().partition(|page| page.0 < F);
             assert_eq!(huge.len() as u64, F);
             let other = huge.iter().find(|page| (page.1, page.3) != (leaf, false));
             assert_eq!(other, None, "not mapped {leaf} times, or dirty");
@@ -104,8 +104,8 @@ fn file_pages_are_counted_with_huge_leaves_and_base_entries() {
         expect(2, 2);
         // Small entries of a part of the folio.
         child.mprotect(cpu, AT, P, RWX).unwrap();
-        let told = mapped(&pages(cpu, space, F));
-        assert_eq!(told.iter().find(|page| page.1 != 2), None);
+        let reported = mapped(&pages(cpu, space, F));
+        assert_eq!(reported.iter().find(|page| page.1 != 2), None);
         child.exit(cpu);
         expect(1, 1);
         setup.finish();
@@ -149,8 +149,8 @@ fn pages_stored_to_by_a_mapping_are_dirty() {
         setup.load(0).unwrap();
         store(&setup.cpu, &setup.space, AT + P, 1).unwrap();
         let dirty = || {
-            let told = mapped(&pages(&setup.cpu, &setup.space, 2));
-            told.iter().map(|page| page.3).collect::<Vec<_>>()
+            let reported = mapped(&pages(&setup.cpu, &setup.space, 2));
+            reported.iter().map(|page| page.3).collect::<Vec<_>>()
         };
         assert_eq!(dirty(), [false, true]);
         // The page was stored to through this mapping.
@@ -172,9 +172,9 @@ fn pages_of_shared_memory_are_dirty_once_writable() {
         space.mmap(&cpu, AT + 2 * P, P, Prot::READ, flags).unwrap();
         load(&cpu, &space, AT).unwrap();
         load(&cpu, &space, AT + 2 * P).unwrap();
-        let told = mapped(&pages(&cpu, &space, 3));
+        let reported = mapped(&pages(&cpu, &space, 3));
         assert_eq!(
-            told.iter().map(|page| (page.0, page.3)).collect::<Vec<_>>(),
+            reported.iter().map(|page| (page.0, page.3)).collect::<Vec<_>>(),
             [(0, true), (2, false)]
         );
         space.exit(&cpu);

@@ -89,10 +89,10 @@ fn listings_of_any_range_agree_with_a_list_of_pages() {
     for_each_pair(|start, end| {
         let range = VirtRange { start, end };
         let touches = |at: u64| start < end && start < at + P && at < end;
-        let mut told = Vec::new();
-        space.pages(&cpu, range, |addr, _| told.push(addr));
+        let mut reported = Vec::new();
+        space.pages(&cpu, range, |addr, _| reported.push(addr));
         let there = (0..PAGES).step_by(2).map(|page| AT + page * P);
-        assert_eq!(told, there.filter(|at| touches(*at)).collect::<Vec<_>>(), "{range:?}");
+        assert_eq!(reported, there.filter(|at| touches(*at)).collect::<Vec<_>>(), "{range:?}");
         let mut areas = 0;
         space.each_area(&cpu, range, |_| {
             areas += 1;

@@ -33,14 +33,14 @@ type TestCpu<'v> = Cpu<'v, TestMachine>;
 
 /// Returns the panic message of `misuse`.
 fn says<R>(what: &str, misuse: impl FnOnce() -> R) -> String {
-    let Err(said) = catch_unwind(AssertUnwindSafe(misuse)) else {
+    let Err(message) = catch_unwind(AssertUnwindSafe(misuse)) else {
         panic!("{what}: no panic");
     };
-    match said.downcast::<String>() {
-        Ok(said) => *said,
-        Err(said) => said
+    match message.downcast::<String>() {
+        Ok(message) => *message,
+        Err(message) => message
             .downcast::<&str>()
-            .map_or_else(|_| panic!("{what}: no sentence"), |said| said.to_string()),
+            .map_or_else(|_| panic!("{what}: no sentence"), |message| message.to_string()),
     }
 }
 
@@ -155,20 +155,21 @@ fn spaces_and_objects_require_cpus_of_their_vm() {
         space.mmap_object(&mine, AT + 8 * P, P, RW, MapFlags::SHARED, backing).unwrap();
         store(&mine, &space, AT + 8 * P, 43).unwrap();
         for (name, operation) in OPERATIONS {
-            let said = says(name, || operation(&other, &space, &object));
-            assert!(said.contains("of another Vm"), "{name}: {said}");
+            let message = says(name, || operation(&other, &space, &object));
+            assert!(message.contains("of another Vm"), "{name}: {message}");
         }
         // Objects of one subsystem cannot be mapped in spaces of another either.
         let elsewhere = Space::new(&other).unwrap();
         let backing = Backing { object: &object, first: 0, may_write: true };
-        let said = says("mmap_object", || {
+        let message = says("mmap_object", || {
             elsewhere.mmap_object(&other, None, P, RW, MapFlags::SHARED, backing)
         });
-        assert!(said.contains("of another Vm"), "{said}");
-        let said = says("revoke", || elsewhere.revoke(&other, &object, 0..1, PrivateCopies::Keep));
-        assert!(said.contains("of another Vm"), "{said}");
-        let said = says("write_protect", || elsewhere.write_protect(&other, &object, 0..1));
-        assert!(said.contains("of another Vm"), "{said}");
+        assert!(message.contains("of another Vm"), "{message}");
+        let message =
+            says("revoke", || elsewhere.revoke(&other, &object, 0..1, PrivateCopies::Keep));
+        assert!(message.contains("of another Vm"), "{message}");
+        let message = says("write_protect", || elsewhere.write_protect(&other, &object, 0..1));
+        assert!(message.contains("of another Vm"), "{message}");
         elsewhere.exit(&other);
         assert_eq!(guest::load(&mine, &space, AT), Ok(42));
         space.exit(&mine);
@@ -182,8 +183,8 @@ fn spaces_and_objects_require_cpus_of_their_vm() {
 fn a_space_ends_only_on_a_cpu_of_its_vm() {
     let (mine, other) = (guest::vm(1, FRAMES), guest::vm(1, FRAMES));
     let space = Space::new(&cpu(&mine, 0)).unwrap();
-    let said = says("exit", || space.exit(&cpu(&other, 0)));
-    assert!(said.contains("of another Vm"), "{said}");
+    let message = says("exit", || space.exit(&cpu(&other, 0)));
+    assert!(message.contains("of another Vm"), "{message}");
     assert_clean(&other);
     // The space was dropped.
     assert_clean(&mine);
@@ -269,8 +270,8 @@ fn nested_listings_keep_their_vmas_or_panic() {
         let cpu = &cpus[0];
         let space = Space::new(cpu).unwrap();
         space.mmap(cpu, AT, P, RW, FIXED).unwrap();
-        let said = says("each_area", || nested(&cpus, &space, 1));
-        assert!(said.contains("nest at most 255 deep"), "{said}");
+        let message = says("each_area", || nested(&cpus, &space, 1));
+        assert!(message.contains("nest at most 255 deep"), "{message}");
         // All sections are closed again.
         space.munmap(cpu, AT, P).unwrap();
         cpu.wait_grace();
@@ -291,8 +292,8 @@ fn waiting_for_a_grace_period_in_a_listing_panics() {
         // The owner of a space retires no VMAs.
         vm.set(crate::knob::Setting::EditInPlace(false));
         space.munmap(&cpu, AT, P).unwrap();
-        let said = says("wait_grace", || space.areas(&cpu, |_| cpu.wait_grace()));
-        assert!(said.contains("grace"), "{said}");
+        let message = says("wait_grace", || space.areas(&cpu, |_| cpu.wait_grace()));
+        assert!(message.contains("grace"), "{message}");
         space.exit(&cpu);
     }
     assert_clean(&vm);

@@ -25,8 +25,8 @@ const PLANTED: &str = "planted";
 
 /// Makes `call`, which must panic with the planted panic and leave the CPU idle.
 fn unwinds<R>(cpu: &TestCpu<'_>, name: &str, call: impl FnOnce() -> R) {
-    let Err(said) = catch_unwind(AssertUnwindSafe(call)) else { panic!("{name}: no panic") };
-    assert_eq!(said.downcast_ref::<&str>(), Some(&PLANTED), "{name}");
+    let Err(payload) = catch_unwind(AssertUnwindSafe(call)) else { panic!("{name}: no panic") };
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&PLANTED), "{name}");
     is_idle(cpu, name);
 }
 
@@ -360,8 +360,8 @@ fn objects_and_spaces_end_with_a_panicking_store() {
             drop(objects);
             let done = catch_unwind(AssertUnwindSafe(|| space.munmap(cpu, AT, 64 * P)));
             drop(space);
-            if let Err(said) = done {
-                std::panic::resume_unwind(said);
+            if let Err(payload) = done {
+                std::panic::resume_unwind(payload);
             }
             cpu.drain();
         }),
