@@ -42,17 +42,17 @@ fn here() -> Here {
 
 /// Returns the panic message when `body` violates the order. Checks also that the CPU holds no lock
 /// afterwards.
-fn told(here: &Here, body: impl FnOnce()) -> String {
-    let told = catch_unwind(AssertUnwindSafe(body)).expect_err("no violation");
+fn violation(here: &Here, body: impl FnOnce()) -> String {
+    let violation = catch_unwind(AssertUnwindSafe(body)).expect_err("no violation");
     assert_eq!(here.0.order().names().next(), None, "still held");
     here.0.order().broken.set(false);
-    *told.downcast::<String>().unwrap()
+    *violation.downcast::<String>().unwrap()
 }
 
 #[track_caller]
-fn says(told: &str, waited: &str, held: &str) {
+fn reports(violation: &str, waited: &str, held: &str) {
     let expected = std::format!("lock order: {waited} is waited for while {held} is held");
-    assert!(told.starts_with(&expected), "{told}");
+    assert!(violation.starts_with(&expected), "{violation}");
 }
 
 fn page(number: u64) -> [VirtRange; 2] {
@@ -92,31 +92,31 @@ fn waiting_for_a_space_lock_in_a_section_or_under_a_later_lock_panics() {
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
     let grace = Grace::try_new(1).unwrap();
     let (of_coarse, of_fine) = ("a space's mmap_lock", "a space's range lock");
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _section = grace.enter(&here.0);
         drop(coarse.read(&here));
     });
-    says(&heard, of_coarse, "a grace section");
-    let heard = told(&here, || {
+    reports(&heard, of_coarse, "a grace section");
+    let heard = violation(&here, || {
         let _section = grace.enter(&here.0);
         drop(fine.acquire(&slots, &here.0, page(1), &here));
     });
-    says(&heard, of_fine, "a grace section");
-    let heard = told(&here, || {
+    reports(&heard, of_fine, "a grace section");
+    let heard = violation(&here, || {
         let _fine = fine.acquire(&slots, &here.0, page(1), &here);
         drop(coarse.write(&here));
     });
-    says(&heard, of_coarse, of_fine);
-    let heard = told(&here, || {
+    reports(&heard, of_coarse, of_fine);
+    let heard = violation(&here, || {
         let _fine = fine.acquire(&slots, &here.0, page(1), &here);
         drop(fine.acquire(&slots, &here.0, page(2), &here));
     });
-    says(&heard, of_fine, of_fine);
-    let heard = told(&here, || {
+    reports(&heard, of_fine, of_fine);
+    let heard = violation(&here, || {
         let _vma = hold::<VmaLock>(&here);
         drop(coarse.read(&here));
     });
-    says(&heard, of_coarse, "a VMA's lock");
+    reports(&heard, of_coarse, "a VMA's lock");
 }
 
 /// Waiting for another space is forbidden as well: the other space's owner might wait for this
@@ -128,16 +128,16 @@ fn an_owner_waiting_for_a_space_lock_panics() {
     let grace = Grace::try_new(1).unwrap();
     let [own, other] = [0, 1].map(|id| Owner::new(CpuId(id)));
     let owner = "a space's owner";
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _held = own.hold(CpuId(0), &here).unwrap();
         drop(fine.acquire(&slots, &here.0, page(1), &here));
     });
-    says(&heard, "a space's range lock", owner);
-    let heard = told(&here, || {
+    reports(&heard, "a space's range lock", owner);
+    let heard = violation(&here, || {
         let _held = own.hold(CpuId(0), &here).unwrap();
         other.share(&grace.enter(&here.0), CpuId(0), &here);
     });
-    says(&heard, owner, owner);
+    reports(&heard, owner, owner);
     // A finished call holds no lock.
     drop(own.hold(CpuId(0), &here).unwrap());
     other.share(&grace.enter(&here.0), CpuId(0), &here);
@@ -152,11 +152,11 @@ fn a_waiting_claim_has_left_its_section() {
     // SAFETY: the other CPU.
     let other = Here(unsafe { Local::claim(CpuId(1)) });
     let blocker = fine.acquire(&slots, &other.0, page(1), &other);
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _section = grace.enter(&here.0);
         drop(fine.acquire_leaving(&slots, &here.0, page(1), &here, || {}));
     });
-    says(&heard, "a space's range lock", "a grace section");
+    reports(&heard, "a space's range lock", "a grace section");
     drop(blocker);
     let section = grace.enter(&here.0);
     // No conflict, and therefore no wait.
@@ -170,24 +170,24 @@ fn waiting_for_an_entry_while_holding_one_panics() {
     let slots = [0, 0].map(AtomicU64::new);
     let there = AtomicU64::new(Entry::leaf(FrameNumber(7)).0);
     let seen = Entry::leaf(FrameNumber(7));
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let held = protocol::take(&slots[0], Entry::NONE, &here).unwrap();
         protocol::wait_and_load(&slots[1], &here);
         held.revert();
     });
-    says(&heard, "a busy entry", "a busy entry");
-    let heard = told(&here, || {
+    reports(&heard, "a busy entry", "a busy entry");
+    let heard = violation(&here, || {
         let held = protocol::pin(&there, seen, &here).unwrap();
         protocol::wait_and_replace(&slots[1], &here, |entry| entry);
         held.revert();
     });
-    says(&heard, "a busy entry", "a pinned entry");
-    let heard = told(&here, || {
+    reports(&heard, "a busy entry", "a pinned entry");
+    let heard = violation(&here, || {
         let held = protocol::take_some(protocol::Slots::all(&slots[1..]), Entry::NONE, !0, &here);
         protocol::wait_and_load(&slots[1], &here);
         held.revert();
     });
-    says(&heard, "a busy entry", "a busy entry");
+    reports(&heard, "a busy entry", "a busy entry");
 }
 
 #[test]
@@ -199,18 +199,18 @@ fn waiting_for_a_flush_while_holding_a_mapped_entry_panics() {
     let flush = || shoot(&machine, &inboxes, &here.0, &here, SpaceId(1), &nobody, Invalidate::All);
     let seen = Entry::leaf(FrameNumber(7));
     let slot = AtomicU64::new(seen.0);
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let held = protocol::pin(&slot, seen, &here).unwrap();
         flush();
         held.revert();
     });
-    says(&heard, "a flush", "a pinned entry");
+    reports(&heard, "a flush", "a pinned entry");
     let leaf = SpinLock::<_, LazyHull>::ordered(());
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _leaf = leaf.lock(&here);
         flush();
     });
-    says(&heard, "a flush", "a space's lazily freed range");
+    reports(&heard, "a flush", "a space's lazily freed range");
     let busy = AtomicU64::new(0);
     let held = protocol::take(&busy, Entry::NONE, &here).unwrap();
     assert_eq!(flush(), 0);
@@ -230,13 +230,17 @@ fn a_store_is_called_with_only_the_turn_held() {
     let (fine, record) = (RangeLock::new(), cpu.local().order());
     let slots = ClaimSlots::try_new(1, |_| Default::default()).unwrap();
     let refused = |call: &dyn Fn(), waited: &str| {
-        let told = catch_unwind(AssertUnwindSafe(|| {
+        let violation = catch_unwind(AssertUnwindSafe(|| {
             let _claim = fine.acquire(&slots, cpu.local(), page(1), &cpu);
             call();
         }));
         record.broken.set(false);
         assert_eq!(record.names().next(), None, "still held");
-        says(told.expect_err("no violation").downcast_ref::<String>().unwrap(), waited, claim);
+        reports(
+            violation.expect_err("no violation").downcast_ref::<String>().unwrap(),
+            waited,
+            claim,
+        );
     };
     let all = 0..u64::MAX;
     refused(&|| assert!(file.write_back(&cpu, all.clone(), |_| {}).is_ok()), turn);
@@ -272,12 +276,12 @@ fn waiting_for_walks_inside_a_walk_panics() {
     drop(dropped);
     let refused = |what: &mut dyn FnMut()| {
         let walk = cpu.walk();
-        let told = catch_unwind(AssertUnwindSafe(what)).expect_err("no violation");
+        let violation = catch_unwind(AssertUnwindSafe(what)).expect_err("no violation");
         cpu.local().order().broken.set(false);
         drop(walk);
         assert_eq!(cpu.local().order().names().next(), None, "still held");
         let reclaim = "a space's reclaim";
-        says(told.downcast_ref::<String>().unwrap(), reclaim, reclaim);
+        reports(violation.downcast_ref::<String>().unwrap(), reclaim, reclaim);
     };
     refused(&mut || drop(cpu.walk()));
     refused(&mut || _ = cpu.end_dropped());
@@ -296,28 +300,28 @@ fn waiting_for_a_grace_period_in_a_section_or_under_a_lock_panics() {
     let (coarse, slot) = (RwLock::new(), AtomicU64::new(0));
     let spin = crate::sync::wait::Spin;
     let grace_period = "a grace period";
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _section = grace.enter(&here.0);
         grace.synchronize(&here.0, &spin);
     });
-    says(&heard, grace_period, "a grace section");
-    let heard = told(&here, || {
+    reports(&heard, grace_period, "a grace section");
+    let heard = violation(&here, || {
         let _coarse = coarse.read(&here);
         grace.synchronize(&here.0, &spin);
     });
-    says(&heard, grace_period, "a space's mmap_lock");
-    let heard = told(&here, || {
+    reports(&heard, grace_period, "a space's mmap_lock");
+    let heard = violation(&here, || {
         let held = protocol::take(&slot, Entry::NONE, &here).unwrap();
         grace.synchronize(&here.0, &spin);
         held.revert();
     });
-    says(&heard, grace_period, "a busy entry");
+    reports(&heard, grace_period, "a busy entry");
     // A CPU that may hold the locks of a space may not hold further locks either.
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _vma = hold::<VmaLock>(&here);
         grace.synchronize_locked(&here.0, &spin);
     });
-    says(&heard, "a grace section", "a VMA's lock");
+    reports(&heard, "a grace section", "a VMA's lock");
 }
 
 #[test]
@@ -327,16 +331,16 @@ fn waiting_while_holding_a_leaf_lock_panics() {
     let buddy = SpinLock::<_, ArenaBuddy>::ordered(());
     let coarse = RwLock::new();
     let leaf = "an arena's buddy allocator";
-    let heard = told(&here, || {
+    let heard = violation(&here, || {
         let _buddy = buddy.lock(&here);
         drop(tree.lock(&here));
     });
-    says(&heard, "a space's lazily freed range", leaf);
-    let heard = told(&here, || {
+    reports(&heard, "a space's lazily freed range", leaf);
+    let heard = violation(&here, || {
         let _buddy = buddy.lock(&here);
         drop(coarse.write(&here));
     });
-    says(&heard, "a space's mmap_lock", leaf);
+    reports(&heard, "a space's mmap_lock", leaf);
     // A kernel's own locks are not checked; a lock known to no other CPU has no place in the order.
     let outside = SpinLock::new(());
     let mut own = SpinLock::<_, LazyHull>::ordered(());
