@@ -17,8 +17,8 @@ use core::fmt;
 use faultless::audit::stable_entry;
 use faultless::format::CANONICAL_END;
 use faultless::{
-    Access, Advice, Cpu, CpuId, Error, FaultError, FaultKind, FrameNumber, MapFlags, PAGE_SHIFT,
-    PAGE_SIZE, Prot, RemapFlags, Space, ThreadStreams,
+    Access, Advice, Cpu, CpuId, Errno, Error, FaultError, FaultKind, FrameNumber, MapFlags,
+    PAGE_SHIFT, PAGE_SIZE, Prot, RemapFlags, Space, ThreadStreams,
 };
 
 /// The signal of a program whose access cannot be served.
@@ -85,6 +85,13 @@ impl From<Signal> for Stop {
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
         Self::Refused(error)
+    }
+}
+
+/// For calls that return an error number alone, such as `Object::of_store` and `Cpu::swap_on`.
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(Error { operation: "subsystem call", range: Error::NO_RANGE, errno })
     }
 }
 

@@ -38,7 +38,7 @@
 //! file.set_len(1 << 20).unwrap();
 //! let area = Arc::new(HostFile::new(file).unwrap());
 //! let word = process.run(|cpu| {
-//!     cpu.cpu().swap_on(area).unwrap();
+//!     cpu.cpu().swap_on(area)?;
 //!     let flags = MapFlags::PRIVATE | MapFlags::ANONYMOUS;
 //!     let a = cpu.mmap(None, 8192, Prot::READ | Prot::WRITE, flags)?;
 //!     cpu.store(a, 40u64)?;

@@ -12,10 +12,10 @@
 //! let native = Native::new(Config::default())?;
 //! let store = Arc::new(HostFile::new(host.try_clone()?)?);
 //! native.process()?.run(|cpu| {
-//!     let file = Object::of_store(cpu.cpu(), store, 1).expect("memory for an object");
+//!     let file = Object::of_store(cpu.cpu(), store, 1)?;
 //!     let backing = Backing { object: &file, first: 0, may_write: true };
-//!     let space = cpu.running().space();
-//!     let at = space.mmap_object(cpu.cpu(), None, PAGE_SIZE, Prot::RW, MapFlags::SHARED, backing)?;
+//!     let (space, flags) = (cpu.running().space(), MapFlags::SHARED);
+//!     let at = space.mmap_object(cpu.cpu(), None, PAGE_SIZE, Prot::RW, flags, backing)?;
 //!     assert_eq!(cpu.load::<u8>(at)?, b'r');
 //!     cpu.store(at, b'R')?;
 //!     let protect = |pages| space.write_protect(cpu.cpu(), &file, pages);

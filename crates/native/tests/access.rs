@@ -1,7 +1,7 @@
 //! One thread: every kind of access moves real bytes, and gets Linux's signals.
 
 use crate::common::{PAGE, PRIVATE, RW, SHARED, machine, map};
-use faultless::{Access, Errno, MapFlags, Prot};
+use faultless::{Access, Errno, MapFlags, Object, Prot};
 use faultless_native::{Signal, Stop};
 
 #[test]
@@ -139,6 +139,18 @@ fn a_refused_call_returns_its_name() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn errno_of_a_subsystem_call_stops_guest_code() {
+    let native = machine(1);
+    let process = native.process().unwrap();
+    let stopped = process.run(|cpu| {
+        let object = Object::try_new(cpu.cpu(), Object::MAX_PAGES + 1, 0)?;
+        Object::release(object, cpu.cpu());
+        Ok(())
+    });
+    assert_eq!(stopped.unwrap_err().to_string(), "subsystem call: EFBIG");
 }
 
 #[test]

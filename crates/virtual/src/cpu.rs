@@ -50,6 +50,13 @@ impl From<Error> for Stop {
     }
 }
 
+/// For calls that return an error number alone, such as `Object::of_store` and `Cpu::swap_on`.
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Self::Refused { call: "subsystem call", addr: 0, len: 0, errno: errno.number() }
+    }
+}
+
 impl Stop {
     /// Returns the name of a signal.
     pub const fn reason(error: FaultError) -> &'static str {
