@@ -80,8 +80,8 @@ pub enum Abort {
     Unmapped,
     /// The VMA has no anon_vma, and this attempt may not make one.
     NoAnon,
-    /// The VMA forbids the access. The VMA of a speculation is not validated, so the fallback checks
-    /// again.
+    /// The VMA forbids the access. The VMA of a speculation is not validated, so the fallback
+    /// checks again.
     Access,
     /// A table above the entry changed.
     TableChanged,

@@ -86,17 +86,19 @@ impl<M: Machine> Space<M> {
     /// Maps `len` bytes (rounded up to pages) of anonymous memory and returns the address: `at`
     /// with `FIXED` or `FIXED_NOREPLACE`. Without these flags `at` is a hint, an address or `None`:
     /// the result is the page of the hint if that range is free, or the highest possible address.
-    /// A hint below [`Machine::lowest_address`] stands for that address. If another CPU is currently mapping or unmapping the highest free range, the call
-    /// does not wait, but maps as high as possible in a region of the calling CPU (64 GiB each,
-    /// below the others), as do this CPU's next mappings in this space. Knob `map_apart`. There is
-    /// no file argument, so `ANONYMOUS` is implied; Linux returns `EBADF` without it. For a file
-    /// use [`mmap_object`](Self::mmap_object).
+    /// A hint below [`Machine::lowest_address`] stands for that address. If another CPU is
+    /// currently mapping or unmapping the highest free range, the call does not wait, but maps as
+    /// high as possible in a region of the calling CPU (64 GiB each, below the others), as do this
+    /// CPU's next mappings in this space. Knob `map_apart`. There is no file argument, so
+    /// `ANONYMOUS` is implied; Linux returns `EBADF` without it. For a file use
+    /// [`mmap_object`](Self::mmap_object).
     ///
     /// # Errors
-    /// As Linux: `EINVAL` (length 0, a fixed address that is unaligned or `None`, neither or both of private and
-    /// shared, a shared mapping that grows), `ENOMEM` (no free range, too many VMAs, more than
-    /// memory and the swap area hold, without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE` over a
-    /// mapping), `EPERM` (fixed below [`Machine::lowest_address`]). Nothing has changed then.
+    /// As Linux: `EINVAL` (length 0, a fixed address that is unaligned or `None`, neither or both
+    /// of private and shared, a shared mapping that grows), `ENOMEM` (no free range, too many VMAs,
+    /// more than memory and the swap area hold, without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE`
+    /// over a mapping), `EPERM` (fixed below [`Machine::lowest_address`]). Nothing has changed
+    /// then.
     pub fn mmap(
         &self,
         cpu: &Cpu<'_, M>,
