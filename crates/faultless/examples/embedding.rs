@@ -114,7 +114,10 @@ impl<'a> Program<'a> {
             }
             match page_fault(self.cpu, self.space, &self.thread, addr, access) {
                 Verdict::Retry => {}
-                // This kernel has no other thread to run, so the disk completes its transfers now.
+                // A kernel with several threads puts this thread to sleep. This kernel has one
+                // thread, and completes transfers itself until the read ends. The read may belong
+                // to any store: a kernel with several stores completes the transfers of all stores,
+                // the swap area included.
                 Verdict::Sleep(read) => {
                     while read.outcome().is_none() {
                         self.disk.interrupt(self.cpu);
