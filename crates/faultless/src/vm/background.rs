@@ -123,7 +123,7 @@ mod tests {
         let vm = guest::two_nodes(8192);
         let cpu = cpu(&vm, 0);
         let other = Space::new(&cpu).unwrap();
-        other.mmap(&cpu, AT, 16384 * P, RW, FIXED).unwrap();
+        guest::map(&cpu, &other, 0, 16384, RW);
         let mut pages = 0;
         while vm.free_frames() > 100 {
             store(&cpu, &other, AT + pages * P, pages).unwrap();

@@ -533,10 +533,11 @@ fn scan_that_ends_early_does_not_lower_the_goal() {
             }
         };
         take();
-        let shared = &other;
+        let (shared, vm) = (&other, &vm);
         let frees = move || {
-            shared.munmap(&there, AT, 40 * P).unwrap();
-            there.drain();
+            // Neither call waits for the grace section of the scan.
+            shared.madvise(&there, AT, 40 * P, Advice::DontNeed).unwrap();
+            vm.frames.drain(there.local(), &there);
         };
         let is_reached = vm.machine().at_look(nth, frees, || _ = here.reclaim_ahead());
         take();
