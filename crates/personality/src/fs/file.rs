@@ -96,7 +96,7 @@ impl File {
             _ if inode.is_directory() => Kind::Directory(Mutex::default()),
             Body::Regular(regular) => {
                 if flags & linux::O_TRUNC != 0 {
-                    regular.truncate(0)?;
+                    regular.truncate(0, MAX_LENGTH)?;
                     inode.touch();
                 }
                 Kind::Regular
@@ -197,6 +197,19 @@ impl File {
         }
     }
 
+    /// Fails if `len` bytes from `offset` on, or from the position on, extend beyond the maximum
+    /// offset.
+    fn check_range(&self, offset: Option<u64>, len: u64) -> Result<()> {
+        let start = match (&self.kind, offset) {
+            // Positions in the memory of a process are addresses.
+            (Kind::Memory(_), _) | (Kind::Stream(_), None) => return Ok(()),
+            (_, Some(offset)) => offset,
+            (_, None) => *self.position.lock(),
+        };
+        let end = start.checked_add(len).filter(|&end| end <= i64::MAX as u64);
+        end.map(|_| ()).ok_or(Errno::EINVAL)
+    }
+
     /// Reads from `offset`, or from the position, which then advances.
     ///
     /// # Errors
@@ -206,6 +219,7 @@ impl File {
         if !self.reads() {
             return Err(Errno::EBADF);
         }
+        self.check_range(offset, to.left())?;
         match &self.kind {
             Kind::Stream(stream) => stream::read(&**stream, to, self.at_once()),
             Kind::Directory(_) => Err(Errno::EISDIR),
@@ -230,7 +244,8 @@ impl File {
     fn at_position(&self, offset: Option<u64>, go: impl FnOnce(u64) -> Result) -> Result {
         let moved = go(offset.unwrap_or_else(|| *self.position.lock()))?;
         if offset.is_none() {
-            *self.position.lock() += moved;
+            let mut position = self.position.lock();
+            *position = position.wrapping_add(moved);
         }
         Ok(moved)
     }
@@ -300,6 +315,7 @@ impl File {
         if !self.writes() {
             return Err(Errno::EBADF);
         }
+        self.check_range(offset, from.left())?;
         match (&self.kind, &self.inode.body) {
             (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
             (Kind::Regular, Body::Regular(regular)) => {

@@ -74,6 +74,16 @@ pub struct Meta {
     pub born: u64,
 }
 
+impl Meta {
+    /// Returns the bits of the mode that a change by the running process clears: the set-user-ID
+    /// bit, and the set-group-ID bit if the group may execute the file or the process may not set
+    /// the bit.
+    pub fn lost_set_ids(&self) -> u32 {
+        let loses_group = self.mode & linux::S_IXGRP != 0 || !ids::may_set_group_id(self.gid);
+        self.mode & (linux::S_ISUID | if loses_group { linux::S_ISGID } else { 0 })
+    }
+}
+
 /// The last place of an inode in the tree of names.
 #[derive(Debug, Default)]
 struct Place {
@@ -116,6 +126,11 @@ pub fn path_of_tag(tag: u64) -> Result<Option<Vec<u8>>> {
         Err(Errno::ENAMETOOLONG) => Ok(Some(Vec::try_from_slice(b"//toolong")?)),
         path => path.map(Some),
     }
+}
+
+/// Returns the regular file whose object has this tag; `None` if there is no such file any more.
+pub fn inode_of_tag(tag: u64) -> Option<Arc<Inode>> {
+    TAGGED.lock().get(&tag)?.upgrade()
 }
 
 /// Returns the first tag after `tag`, and its regular file; the file is `None` if it is being
@@ -202,32 +217,54 @@ impl Inode {
         meta.changed = wall::now();
     }
 
+    /// Changes the metadata, unless `change` fails: it contains the checks of the change.
+    ///
+    /// # Errors
+    /// The errors of `change`.
+    pub fn try_change(&self, change: impl FnOnce(&mut Meta) -> Result<()>) -> Result<()> {
+        let mut meta = self.meta.lock();
+        let mut changed = *meta;
+        change(&mut changed)?;
+        changed.changed = wall::now();
+        *meta = changed;
+        Ok(())
+    }
+
     /// Checks that the running process has the permissions `wanted`, bits of a mode's class.
     ///
     /// # Errors
     /// `EACCES`.
     pub fn permit(&self, wanted: u32) -> Result<()> {
+        self.permit_by(ids::permit, wanted)
+    }
+
+    /// Checks like [`permit`](Self::permit), by `check`: [`ids::permit`] or [`ids::permit_real`].
+    ///
+    /// # Errors
+    /// `EACCES`.
+    pub fn permit_by(
+        &self,
+        check: fn([u32; 2], u32, u32) -> Result<()>,
+        wanted: u32,
+    ) -> Result<()> {
         let meta = self.meta();
-        ids::permit([meta.uid, meta.gid], meta.mode, wanted)
+        let permitted = check([meta.uid, meta.gid], meta.mode, wanted);
+        match &self.body {
+            Body::Proc(node) if permitted.is_err() && node.is_always_permitted() => Ok(()),
+            _ => permitted,
+        }
     }
 
     /// Notes that the contents were changed. As on Linux, a change by another user than root clears
     /// the set-user-ID bit and the set-group-ID bit of a file.
     pub fn touch(&self) {
-        if self.regular().is_some() && self.meta().mode & SET_IDS != 0 && !ids::is_root() {
-            let lost = self.lost_set_ids();
-            self.change(|meta| meta.mode &= !lost);
-        }
-        self.change(|meta| meta.modified = wall::now());
-    }
-
-    /// Returns the bits of the mode that a change by the running process clears: the set-user-ID
-    /// bit, and the set-group-ID bit if the group may execute the file or the process is not in the
-    /// group.
-    pub fn lost_set_ids(&self) -> u32 {
-        let meta = self.meta();
-        let loses_group = meta.mode & linux::S_IXGRP != 0 || !ids::in_group(meta.gid);
-        meta.mode & (linux::S_ISUID | if loses_group { linux::S_ISGID } else { 0 })
+        let is_file = self.regular().is_some();
+        self.change(|meta| {
+            if is_file && meta.mode & SET_IDS != 0 && !ids::is_file_root() {
+                meta.mode &= !meta.lost_set_ids();
+            }
+            meta.modified = wall::now();
+        });
     }
 
     /// Gives a new inode the group of its `directory`, if the directory has the set-group-ID bit. A
@@ -238,7 +275,7 @@ impl Inode {
         if above.mode & linux::S_ISGID == 0 {
             return;
         }
-        let (is_directory, own_group) = (self.is_directory(), ids::in_group(above.gid));
+        let (is_directory, own_group) = (self.is_directory(), ids::may_set_group_id(above.gid));
         self.change(|meta| {
             meta.gid = above.gid;
             if is_directory {

@@ -21,6 +21,11 @@ pub trait Live: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Returns whether the running process may use the directory regardless of its mode.
+    fn is_always_permitted(&self) -> bool {
+        false
+    }
+
     /// Returns the process whose memory the file represents, if any.
     fn memory_of(&self) -> Option<u32> {
         None

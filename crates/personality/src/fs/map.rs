@@ -38,10 +38,11 @@ pub fn object_to_map(file: &File, prot: Prot, flags: MapFlags) -> Result<Mapping
     }
     match &file.inode.body {
         Body::Regular(regular) => {
-            let about = match Regular::map_writable(&file.inode) {
-                _ if !shared || !file.writes() => None,
-                Err(errno) if prot.contains(Prot::WRITE) => return Err(errno),
-                about => about.ok(),
+            // Not for other mappings, which must not make `F_ADD_SEALS` fail.
+            let stores = shared && file.writes();
+            let about = match stores.then(|| Regular::map_writable(&file.inode)) {
+                Some(Err(errno)) if prot.contains(Prot::WRITE) => return Err(errno),
+                about => about.and_then(Result::ok),
             };
             let may_write =
                 if shared { about.is_some() } else { file.writes() && !regular.forbids_stores() };

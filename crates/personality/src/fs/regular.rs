@@ -102,7 +102,7 @@ impl Drop for AboutToMap {
 }
 
 /// The seals against stores.
-pub const NO_STORES: u32 = linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE;
+const NO_STORES: u32 = linux::F_SEAL_WRITE | linux::F_SEAL_FUTURE_WRITE;
 /// `F_SEAL_EXEC`: the execute permissions cannot be changed.
 pub const SEAL_EXEC: u32 = 0x20;
 /// All seals.
@@ -255,18 +255,29 @@ impl Regular {
         &self.object
     }
 
-    /// Its seals.
+    /// Returns the seals. Waits for a call that is adding seals, because the call may remove the
+    /// seals again.
     pub fn seals(&self) -> u32 {
+        let _change = self.change.lock();
+        self.present_seals()
+    }
+
+    /// Returns the seals. `change` is held.
+    fn present_seals(&self) -> u32 {
         self.seals.load(Ordering::Relaxed)
+    }
+
+    /// Calls `act` with the seals, which do not change during the call. `act` takes no lock but the
+    /// lock of the metadata.
+    pub fn with_seals<R>(&self, act: impl FnOnce(u32) -> R) -> R {
+        let _change = self.change.lock();
+        act(self.present_seals())
     }
 
     /// Returns whether seals forbid stores. Waits for a call that is adding such a seal, because
     /// the call may remove the seal again.
     pub fn forbids_stores(&self) -> bool {
-        self.seals.load(Ordering::SeqCst) & NO_STORES != 0 && {
-            let _change = self.change.lock();
-            self.seals() & NO_STORES != 0
-        }
+        self.seals.load(Ordering::SeqCst) & NO_STORES != 0 && self.seals() & NO_STORES != 0
     }
 
     /// Allows sealing.
@@ -274,19 +285,22 @@ impl Regular {
         self.seals.store(0, Ordering::Relaxed);
     }
 
-    /// Adds seals.
+    /// Adds seals. As on Linux, `F_SEAL_EXEC` also seals the contents of an executable file.
     ///
     /// # Errors
     /// `EINVAL`: an unknown seal. `EPERM`: `F_SEAL_SEAL` is set. `EBUSY`: `F_SEAL_WRITE`, while a
     /// mapping may store.
-    pub fn seal(&self, more: u32) -> Result<()> {
+    pub fn seal(&self, mut more: u32, is_executable: impl FnOnce() -> bool) -> Result<()> {
         if more & !ALL_SEALS != 0 {
             return Err(Errno::EINVAL);
         }
         let _change = self.change.lock();
-        let before = self.seals();
+        let before = self.present_seals();
         if before & linux::F_SEAL_SEAL != 0 {
             return Err(Errno::EPERM);
+        }
+        if more & SEAL_EXEC != 0 && is_executable() {
+            more |= linux::F_SEAL_SHRINK | linux::F_SEAL_GROW | NO_STORES;
         }
         // Set the seals first: a concurrent call that maps the file either finds the seal, or is
         // found here.
@@ -317,8 +331,9 @@ impl Regular {
         Ok(about)
     }
 
+    /// Fails if any of `sealed` is set. `change` is held.
     fn refuse_if(&self, sealed: u32) -> Result<()> {
-        if self.seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
+        if self.present_seals() & sealed == 0 { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     /// Copies up to `most` bytes from `offset` on to `to`, and returns the number of copied bytes.
@@ -375,7 +390,7 @@ impl Regular {
         self.refuse_if(NO_STORES)?;
         from.limit(limit - start);
         let mut end = start + from.left().min(most);
-        if end > length && self.seals() & linux::F_SEAL_GROW != 0 {
+        if end > length && self.present_seals() & linux::F_SEAL_GROW != 0 {
             // As on Linux, whole pages within the file are written.
             end = length & !(PAGE_SIZE - 1);
             if end <= start {
@@ -518,16 +533,16 @@ impl Regular {
         }
     }
 
-    /// Sets the length.
+    /// Sets the length. A file does not grow beyond `limit` bytes.
     ///
     /// # Errors
     /// `EFBIG`; `EPERM`: the file is sealed.
-    pub fn truncate(&self, length: u64) -> Result<()> {
-        if length > MAX_LENGTH {
-            return Err(Errno::EFBIG);
-        }
+    pub fn truncate(&self, length: u64, limit: u64) -> Result<()> {
         let _change = self.change.lock();
         let before = self.length();
+        if length > before && length > limit.min(MAX_LENGTH) {
+            return Err(Errno::EFBIG);
+        }
         if length >= before {
             if length > before {
                 self.refuse_if(linux::F_SEAL_GROW)?;
@@ -558,20 +573,20 @@ impl Regular {
         }
     }
 
-    /// Allocates pages for `range`, and with `grow` extends the file over the range. The caller
-    /// holds no lock.
+    /// Allocates pages for `start..end`, and with `grow` extends the file over this range. A
+    /// range beyond the end of the file must end within `limit` bytes. The caller holds no lock.
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC`; `EPERM`: the file is sealed. `EIO`, `EINTR`, as [`fetch`](Self::fetch).
-    pub fn allocate(&self, start: u64, end: u64, grow: bool) -> Result<()> {
-        if end > MAX_LENGTH {
-            return Err(Errno::EFBIG);
-        }
+    pub fn allocate(&self, start: u64, end: u64, grow: bool, limit: u64) -> Result<()> {
         self.fetch(start, end - start, None)?;
         let _change = self.change.lock();
         let length = self.length();
         // As on Linux, also if the length stays.
         if end > length {
+            if end > limit.min(MAX_LENGTH) {
+                return Err(Errno::EFBIG);
+            }
             self.refuse_if(linux::F_SEAL_GROW)?;
         }
         let pages = (end - start).div_ceil(PAGE_SIZE);

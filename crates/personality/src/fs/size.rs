@@ -1,5 +1,6 @@
 //! The limit of the size of files, `RLIMIT_FSIZE`.
 
+use super::regular::MAX_LENGTH;
 use crate::errno::{Errno, Result};
 use crate::signal::{Info, send_thread};
 use crate::task::thread::{Thread, current, try_current};
@@ -20,10 +21,14 @@ pub fn exceeded() -> Errno {
     Errno::EFBIG
 }
 
-/// Checks that the running process may extend a file to `length` bytes.
+/// Calls `grow` with the limit. The caller holds no lock.
 ///
 /// # Errors
-/// `EFBIG`, with a signal.
-pub fn check(length: u64) -> Result<()> {
-    if length > limit() { Err(exceeded()) } else { Ok(()) }
+/// The errors of `grow`; if `EFBIG` is due to the limit, with the signal.
+pub fn within_limit<R>(grow: impl FnOnce(u64) -> Result<R>) -> Result<R> {
+    let limit = limit();
+    match grow(limit) {
+        Err(Errno::EFBIG) if limit < MAX_LENGTH => Err(exceeded()),
+        result => result,
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Linux has ids for each thread. Here the ids belong to the process: C libraries set the ids of
 //! all threads at once. The effective user id 0 has all capabilities; other ids have no capability.
+//! As on Linux, the capabilities for files follow the user id for files.
 
 use super::process::Process;
 use super::thread::{current, try_current};
@@ -279,11 +280,30 @@ pub fn is_root() -> bool {
     try_current().is_none_or(|thread| thread.process.ids.is_privileged())
 }
 
-/// Whether the running process is privileged, or one of the group `group`.
+/// Returns whether the running process has root's capabilities for files, which follow the user id
+/// for files (`setfsuid`). The kernel itself has these, too.
+pub fn is_file_root() -> bool {
+    try_current().is_none_or(|thread| !thread.process.ids.is_checked.load(Ordering::Relaxed))
+}
+
+/// Checks that the running process has root's capabilities for files.
+///
+/// # Errors
+/// `EPERM`.
+pub fn file_privileged() -> Result<()> {
+    if is_file_root() { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+/// Returns whether the running process is in the group `group`. The kernel itself is in all groups.
 pub fn in_group(group: u32) -> bool {
-    let Some(thread) = try_current().filter(|_| !is_root()) else { return true };
+    let Some(thread) = try_current() else { return true };
     let ids = &thread.process.ids;
     ids.group().file == group || ids.groups.lock().contains(&group)
+}
+
+/// Returns whether the running process may set the set-group-ID bit of a file of the group `group`.
+pub fn may_set_group_id(group: u32) -> bool {
+    is_file_root() || in_group(group)
 }
 
 /// Checks that a System V object with the permissions `mode` permits `wanted` to the running

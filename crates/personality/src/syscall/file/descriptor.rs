@@ -4,7 +4,6 @@ use super::{Args, Errno, Result, file, files};
 use crate::fs::File;
 use crate::fs::file::Kind;
 use crate::fs::inode::Body;
-use crate::fs::regular::{NO_STORES, SEAL_EXEC};
 use crate::syscall::args::{Entry, calls};
 use faultless_bare::arch::user;
 use faultless_collections::Arc;
@@ -110,12 +109,7 @@ pub fn fcntl(args: Args<'_>) -> Result {
                 return Err(Errno::EPERM);
             }
             let regular = file.inode.regular().ok_or(Errno::EINVAL)?;
-            let mut seals = argument as u32;
-            if seals & SEAL_EXEC != 0 && file.inode.is_executable() {
-                // As on Linux, sealing an executable file also seals its contents.
-                seals |= nr::F_SEAL_SHRINK | nr::F_SEAL_GROW | NO_STORES;
-            }
-            regular.seal(seals)?;
+            regular.seal(argument as u32, || file.inode.is_executable())?;
             Ok(0)
         }
         nr::F_GET_SEALS => Ok(file.inode.regular().ok_or(Errno::EINVAL)?.seals().into()),

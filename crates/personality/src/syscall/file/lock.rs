@@ -1,6 +1,6 @@
 //! System calls for file locks.
 
-use super::{Args, Errno, Result, file, files};
+use super::{Args, Errno, Result, files, opened};
 use crate::fs::File;
 use crate::fs::lock::{self, Lock, Owner, WHOLE};
 use crate::syscall::args::{Entry, calls};
@@ -110,7 +110,7 @@ pub fn flock(args: Args<'_>) -> Result {
     const EXCLUSIVE: u64 = 2;
     const AT_ONCE: u64 = 4;
     const UNLOCK: u64 = 8;
-    let file = file(args.a())?;
+    let file = opened(args.a())?;
     let owner = Owner::whole(&file);
     let operation = args.b() & !AT_ONCE;
     match operation {

@@ -1,6 +1,6 @@
 //! System calls on the metadata of files.
 
-use super::{AT_FDCWD, Args, Errno, Result, file, find_at, find_existing};
+use super::{AT_FDCWD, Args, Errno, Result, file, find_at, find_existing, opened};
 use crate::abi::{Abi, SECOND};
 use crate::fs::Inode;
 use crate::fs::inode::Body;
@@ -8,8 +8,7 @@ use crate::fs::regular::SEAL_EXEC;
 use crate::fs::regular::frames_left_to_others;
 use crate::fs::walk::Links;
 use crate::syscall::args::{Entry, calls};
-use crate::task::current;
-use crate::task::ids::{self, WRITE, privileged};
+use crate::task::ids::{self, WRITE};
 use crate::wall;
 use faultless::PAGE_SIZE;
 use faultless_bare::arch::user;
@@ -199,10 +198,8 @@ fn check(fd: u64, addr: u64, mode: u64, flags: u64) -> Result {
     if mode & EXECUTE != 0 && !inode.is_directory() && !inode.is_executable() {
         return Err(Errno::EACCES);
     }
-    let meta = inode.meta();
-    let permit =
-        if flags & u64::from(nr::AT_EACCESS) != 0 { ids::permit } else { ids::permit_real };
-    permit([meta.uid, meta.gid], meta.mode, mode as u32)?;
+    let real = flags & u64::from(nr::AT_EACCESS) == 0;
+    inode.permit_by(if real { ids::permit_real } else { ids::permit }, mode as u32)?;
     Ok(0)
 }
 
@@ -210,16 +207,24 @@ fn set_mode(inode: &Inode, mode: u64) -> Result {
     if inode.is_link() {
         return Err(Errno::EOPNOTSUPP);
     }
-    ids::own(inode.meta().uid)?;
-    let mut mode = mode as u32 & 0o7777;
-    if !ids::in_group(inode.meta().gid) {
-        mode &= !nr::S_ISGID;
+    let change = |seals: u32| {
+        inode.try_change(|meta| {
+            ids::own(meta.uid)?;
+            let mut mode = mode as u32 & 0o7777;
+            if !ids::may_set_group_id(meta.gid) {
+                mode &= !nr::S_ISGID;
+            }
+            if seals & SEAL_EXEC != 0 && (meta.mode ^ mode) & 0o111 != 0 {
+                return Err(Errno::EPERM);
+            }
+            meta.mode = mode;
+            Ok(())
+        })
+    };
+    match inode.regular() {
+        Some(regular) => regular.with_seals(change)?,
+        None => change(0)?,
     }
-    let sealed = inode.regular().is_some_and(|regular| regular.seals() & SEAL_EXEC != 0);
-    if sealed && (inode.meta().mode ^ mode) & 0o111 != 0 {
-        return Err(Errno::EPERM);
-    }
-    inode.change(|meta| meta.mode = mode);
     Ok(0)
 }
 
@@ -230,7 +235,7 @@ pub fn chmod(args: Args<'_>) -> Result {
 
 /// `fchmod(fd, mode)`.
 pub fn fchmod(args: Args<'_>) -> Result {
-    set_mode(&file(args.a())?.inode, args.b())
+    set_mode(&opened(args.a())?.inode, args.b())
 }
 
 /// `fchmodat(directory, path, mode)`.
@@ -247,26 +252,23 @@ fn set_owner(inode: &Inode, uid: u64, gid: u64) -> Result {
     /// Does not change the id.
     const SAME: u32 = u32::MAX;
     let (uid, gid) = (uid as u32, gid as u32);
-    let meta = inode.meta();
-    let set_ids = if inode.is_directory() { 0 } else { inode.lost_set_ids() };
-    if (uid, gid) == (SAME, SAME) && set_ids == 0 {
-        return Ok(0);
-    }
-    if privileged().is_err() {
-        // As on Linux, an owner may only change the group, to one of the owner's groups.
-        let own = &current().process.ids;
-        ids::own(meta.uid)?;
-        let is_own =
-            [SAME, meta.gid, own.group().file].contains(&gid) || own.groups()?.contains(&gid);
-        if uid != SAME && uid != meta.uid || !is_own {
-            return Err(Errno::EPERM);
+    let is_directory = inode.is_directory();
+    inode.try_change(|meta| {
+        let set_ids = if is_directory { 0 } else { meta.lost_set_ids() };
+        let changes = (uid, gid, set_ids) != (SAME, SAME, 0);
+        if changes && !ids::is_file_root() {
+            // As on Linux, an owner may only change the group, to one of the owner's groups.
+            ids::own(meta.uid)?;
+            let is_own = gid == SAME || gid == meta.gid || ids::in_group(gid);
+            if uid != SAME && uid != meta.uid || !is_own {
+                return Err(Errno::EPERM);
+            }
         }
-    }
-    inode.change(|meta| {
         meta.uid = if uid == SAME { meta.uid } else { uid };
         meta.gid = if gid == SAME { meta.gid } else { gid };
         meta.mode &= !set_ids;
-    });
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -282,7 +284,7 @@ pub fn lchown(args: Args<'_>) -> Result {
 
 /// `fchown(fd, uid, gid)`.
 pub fn fchown(args: Args<'_>) -> Result {
-    set_owner(&file(args.a())?.inode, args.b(), args.c())
+    set_owner(&opened(args.a())?.inode, args.b(), args.c())
 }
 
 /// `fchownat(directory, path, uid, gid, flags)`.
@@ -311,17 +313,18 @@ fn set_times(inode: &Inode, times: Option<[[i64; 2]; 2]>) -> Result {
         Some([accessed, modified]) => [time(accessed)?, time(modified)?],
         None => [Some(wall::now()); 2],
     };
-    let owner = ids::own(inode.meta().uid);
-    match times {
-        _ if owner.is_ok() => {}
-        Some(times) if !are_now(times) => owner?,
-        // A user who may write to the file may set the present time.
-        _ => inode.permit(WRITE)?,
-    }
-    inode.change(|meta| {
+    inode.try_change(|meta| {
+        let owner = ids::own(meta.uid);
+        match times {
+            _ if owner.is_ok() => {}
+            Some(times) if !are_now(times) => owner?,
+            // A user who may write to the file may set the present time.
+            _ => ids::permit([meta.uid, meta.gid], meta.mode, WRITE)?,
+        }
         meta.accessed = accessed.unwrap_or(meta.accessed);
         meta.modified = modified.unwrap_or(meta.modified);
-    });
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -338,7 +341,7 @@ pub fn utimensat(args: Args<'_>) -> Result {
     }
     // Without a path, the call applies to the descriptor.
     if args.b() == 0 && args.a() as i32 != AT_FDCWD {
-        return set_times(&file(args.a())?.inode, times);
+        return set_times(&opened(args.a())?.inode, times);
     }
     set_times(&*find_at(args.a(), args.b(), args.d())?, times)
 }

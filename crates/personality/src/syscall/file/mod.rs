@@ -12,6 +12,7 @@ pub mod socket;
 pub mod special;
 
 use super::{Args, Errno, Result};
+use crate::fs::file::Kind;
 use crate::fs::walk::{Found, Links, Start, walk};
 use crate::fs::{File, Inode, ProcessFiles, path};
 use crate::task::{Current, current};
@@ -41,6 +42,12 @@ fn files() -> Files {
 /// The file of a descriptor.
 fn file(fd: u64) -> Result<Arc<File>> {
     files().get(fd as i32)
+}
+
+/// Returns the file of a descriptor that was not opened with `O_PATH`.
+fn opened(fd: u64) -> Result<Arc<File>> {
+    let file = file(fd)?;
+    if let Kind::Path = file.kind { Err(Errno::EBADF) } else { Ok(file) }
 }
 
 /// The path at `addr` in the program's memory.

@@ -298,7 +298,7 @@ pub fn memfd_create(args: Args<'_>) -> Result {
     {
         regular.allow_seals();
         if flags & NOEXEC != 0 {
-            regular.seal(SEAL_EXEC)?;
+            regular.seal(SEAL_EXEC, || inode.is_executable())?;
         }
     }
     let file = File::try_new(inode, Kind::Regular, nr::O_RDWR | nr::O_LARGEFILE)?;

@@ -28,15 +28,8 @@ fn length(value: u64) -> Result<u64> {
 }
 
 fn truncate_inode(inode: &Inode, length: u64) -> Result {
-    let regular = match inode.regular() {
-        Some(regular) => regular,
-        None if inode.is_directory() => return Err(Errno::EISDIR),
-        None => return Err(Errno::EINVAL),
-    };
-    if length > regular.length() {
-        size::check(length)?;
-    }
-    regular.truncate(length)?;
+    let regular = inode.regular().ok_or(Errno::EINVAL)?;
+    size::within_limit(|limit| regular.truncate(length, limit))?;
     inode.touch();
     Ok(0)
 }
@@ -45,6 +38,13 @@ fn truncate_inode(inode: &Inode, length: u64) -> Result {
 pub fn truncate(args: Args<'_>) -> Result {
     let length = length(args.b())?;
     let inode = find_existing(args.a(), Links::Follow)?;
+    // As on Linux, the kind of file is checked before the permission.
+    if inode.is_directory() {
+        return Err(Errno::EISDIR);
+    }
+    if inode.regular().is_none() {
+        return Err(Errno::EINVAL);
+    }
     inode.permit(WRITE)?;
     truncate_inode(&inode, length)
 }
@@ -74,30 +74,20 @@ fn writable(file: &File) -> Result<&Regular> {
     }
 }
 
-/// `fallocate(fd, mode, offset, length)`.
+/// `fallocate(fd, mode, offset, length)`, with the modes of Linux's tmpfs.
 pub fn fallocate(args: Args<'_>) -> Result {
     const PUNCH: u32 = nr::FALLOC_FL_PUNCH_HOLE | nr::FALLOC_FL_KEEP_SIZE;
-    const ZERO: u32 = nr::FALLOC_FL_ZERO_RANGE;
     const KEEP: u32 = nr::FALLOC_FL_KEEP_SIZE;
     let file = file(args.a())?;
-    let regular = writable(&file)?;
-    let (start, len) = (args.c(), args.d());
+    let (mode, start, len) = (args.b() as u32, args.c(), args.d());
     if start > i64::MAX as u64 || len > i64::MAX as u64 || len == 0 {
         return Err(Errno::EINVAL);
     }
+    let regular = writable(&file)?;
     let end = start.checked_add(len).filter(|&end| end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
-    const ZERO_KEEP: u32 = ZERO | KEEP;
-    if end > regular.length() && !matches!(args.b() as u32, PUNCH | ZERO_KEEP) {
-        size::check(end)?;
-    }
-    match args.b() as u32 {
-        0 => regular.allocate(start, end, true)?,
-        KEEP => regular.allocate(start, end, false)?,
+    match mode {
+        0 | KEEP => size::within_limit(|limit| regular.allocate(start, end, mode == 0, limit))?,
         PUNCH => regular.punch(start, end)?,
-        mode if mode & !KEEP == ZERO => {
-            regular.punch(start, end.min(regular.length().max(start)))?;
-            regular.allocate(start, end, mode & KEEP == 0)?;
-        }
         _ => return Err(Errno::EOPNOTSUPP),
     }
     file.inode.touch();
