@@ -37,6 +37,8 @@ struct State {
     /// The number of ends opened so far (readers, writers), for an opener waiting for the other
     /// end.
     opened: [u64; 2],
+    /// Set while a [`Front`] exists.
+    is_claimed: bool,
 }
 
 /// How a pipe is opened.
@@ -112,9 +114,42 @@ impl State {
         if taken == 0 {
             return Err(Errno::EFAULT);
         }
-        self.used -= taken as usize;
-        self.head = if self.used == 0 { 0 } else { (self.head + taken as usize) % self.ring.len() };
+        self.advance(taken as usize);
         Ok(())
+    }
+
+    /// Removes the first `taken` bytes, if the pipe was not closed in between.
+    fn advance(&mut self, taken: usize) {
+        let taken = taken.min(self.used);
+        self.used -= taken;
+        self.head = if self.used == 0 { 0 } else { (self.head + taken) % self.ring.len() };
+    }
+
+    /// Returns whether there are bytes to read; not at the end of file.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there may be bytes later.
+    const fn has_bytes(&self) -> Result<bool> {
+        match (self.is_claimed, self.used, self.writers) {
+            (true, ..) => Err(Errno::EAGAIN),
+            (false, 0, 0) => Ok(false),
+            (false, 0, _) => Err(Errno::EAGAIN),
+            (false, ..) => Ok(true),
+        }
+    }
+
+    /// Appends up to `len` of the bytes to `bytes`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn copy_to(&self, len: usize, bytes: &mut Vec<u8>) -> Result {
+        let len = len.min(self.used);
+        bytes.try_reserve(len)?;
+        let (first, second) = self.filled();
+        let split = len.min(first.len());
+        bytes.try_extend_from_slice(&first[..split])?;
+        bytes.try_extend_from_slice(&second[..len - split])?;
+        Ok(len as u64)
     }
 
     fn write(&mut self, from: &mut Transfer<'_>, len: usize) {
@@ -152,6 +187,7 @@ impl Pipe {
             readers: 0,
             writers: 0,
             opened: [0; 2],
+            is_claimed: false,
         };
         Ok(Arc::try_new(Self { kind, state: Mutex::new(state), changes })?)
     }
@@ -239,8 +275,8 @@ impl Pipe {
         if to.left() == 0 {
             return Ok(0);
         }
-        if state.used == 0 {
-            return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
+        if !state.has_bytes()? {
+            return Ok(0);
         }
         state.read(to)?;
         drop(state);
@@ -276,22 +312,30 @@ impl Pipe {
     /// `EAGAIN`: the pipe is empty. `ENOMEM`.
     pub fn look(&self, len: usize, bytes: &mut Vec<u8>) -> Result {
         let state = self.state.lock();
-        if state.used == 0 {
-            return if state.writers == 0 { Ok(0) } else { Err(Errno::EAGAIN) };
+        if state.has_bytes()? { state.copy_to(len, bytes) } else { Ok(0) }
+    }
+
+    /// Claims the bytes at the front, so that the caller can move the bytes without a lock: until
+    /// the result is dropped, other readers wait. `None` at the end of file.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the pipe is empty, or claimed by another reader.
+    pub fn claim(&self) -> Result<Option<Front<'_>>> {
+        let mut state = self.state.lock();
+        if !state.has_bytes()? {
+            return Ok(None);
         }
-        let len = len.min(state.used);
-        bytes.try_reserve(len)?;
-        let (first, second) = state.filled();
-        let split = len.min(first.len());
-        bytes.try_extend_from_slice(&first[..split])?;
-        bytes.try_extend_from_slice(&second[..len - split])?;
-        Ok(len as u64)
+        state.is_claimed = true;
+        Ok(Some(Front { pipe: self, taken: 0 }))
     }
 
     /// The events of a reading end, which was opened after `missed` writers.
     fn ready_to_read(&self, missed: u64) -> Events {
         let state = self.state.lock();
         let mut ready = Events::empty();
+        if state.is_claimed {
+            return ready;
+        }
         ready.set(Events::READ, state.used != 0);
         // A non-blocking reader of a named pipe sees no end of file before the first writer.
         ready.set(Events::HUP, state.writers == 0 && state.opened[1] != missed);
@@ -318,6 +362,39 @@ impl Pipe {
         }
         drop(state);
         self.changes.announce();
+    }
+}
+
+/// The bytes at the front of a pipe, claimed by one reader.
+#[derive(Debug)]
+pub struct Front<'a> {
+    pipe: &'a Pipe,
+    /// The number of bytes to consume at the end of the claim.
+    taken: usize,
+}
+
+impl Front<'_> {
+    /// Appends up to `len` bytes to `bytes`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn look(&self, len: usize, bytes: &mut Vec<u8>) -> Result {
+        self.pipe.state.lock().copy_to(len, bytes)
+    }
+
+    /// Ends the claim, and consumes the first `taken` bytes.
+    pub fn consume(mut self, taken: u64) {
+        self.taken = taken as usize;
+    }
+}
+
+impl Drop for Front<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pipe.state.lock();
+        state.is_claimed = false;
+        state.advance(self.taken);
+        drop(state);
+        self.pipe.changes.announce();
     }
 }
 
@@ -393,6 +470,11 @@ impl Socket {
             })?)
         };
         Ok([one(0)?, one(1)?])
+    }
+
+    /// Returns the pipe from which the socket receives, unless receiving has ended.
+    pub fn input(&self) -> Option<Arc<Pipe>> {
+        Some(self.input.lock().as_ref()?.pipe.clone())
     }
 
     /// Ends receiving or sending.

@@ -2,7 +2,7 @@
 
 use super::{Args, Errno, Result, file};
 use crate::fs::file::Kind;
-use crate::fs::pipe::{End, Pipe};
+use crate::fs::pipe::{End, Pipe, Socket};
 use crate::fs::size;
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
@@ -108,16 +108,17 @@ fn takes(file: &File, offset: Option<u64>) -> bool {
 // A failed call has moved no bytes, so it may be repeated.
 
 fn read_to(fd: u64, memory: Described, offset: Option<u64>) -> Result {
+    // The file of the checks is the file of the call, even if another thread closes the descriptor.
     let first = file(fd)?;
     memory.with(first.reads() && takes(&first, offset), |pieces| {
-        lack::with_memory(|| file(fd)?.read(&mut Transfer::of_user(pieces), offset))
+        lack::with_memory(|| first.read(&mut Transfer::of_user(pieces), offset))
     })
 }
 
 fn write_from(fd: u64, memory: Described, offset: Option<u64>) -> Result {
     let first = file(fd)?;
     memory.with(first.writes() && takes(&first, offset), |pieces| {
-        lack::with_memory(|| file(fd)?.write(&mut Transfer::of_user(pieces), offset))
+        lack::with_memory(|| first.write(&mut Transfer::of_user(pieces), offset))
     })
 }
 
@@ -207,13 +208,81 @@ pub fn lseek(args: Args<'_>) -> Result {
 /// The number of bytes copied through the kernel at a time, from one file to another.
 const BOUNCE: usize = 16 << 10;
 
-/// Copies up to `len` bytes from one file to another. Bytes that were read and could not be written
-/// are lost only if the source has no position.
+/// Returns the pipe that the stream of `file` reads from, if any.
+fn source(file: &File) -> Option<Arc<Pipe>> {
+    let stream: &dyn Any = &**file.stream()?;
+    match stream.downcast_ref::<Socket>() {
+        Some(socket) => socket.input(),
+        None => pipe(file).cloned(),
+    }
+}
+
+/// Moves up to `len` bytes from `source`, the pipe of `from`, to another file. Bytes that cannot be
+/// written stay in the pipe.
+fn drain(
+    source: &Pipe,
+    from: &File,
+    (to, mut to_at): (&File, Option<u64>),
+    len: u64,
+    at_once: bool,
+) -> Result {
+    let len = len.min(MAX_BYTES);
+    let mut bytes = Vec::try_with_capacity(BOUNCE)?;
+    let mut moved = 0;
+    let mut stop = Ok(0);
+    while moved < len {
+        let part = (len - moved).min(BOUNCE as u64) as usize;
+        // After the first moved bytes, the call does not wait for more.
+        let to_at_once = to.stream().is_some() && to.at_once();
+        let at_once = at_once || moved != 0 || from.at_once() || to_at_once;
+        // The claim ends before a wait for space in the target.
+        let step = some(to, Events::OUT, at_once, || {
+            let mut front = None;
+            some(from, Events::IN, at_once, || {
+                front = source.claim()?;
+                Ok(0)
+            })?;
+            let Some(front) = front else { return Ok(0) };
+            bytes.clear();
+            front.look(part, &mut bytes)?;
+            let written = Transfer::from_kernel(&bytes, |out| match to.stream() {
+                Some(stream) => stream::write(&**stream, out, true),
+                None => to.write(out, to_at),
+            })?;
+            front.consume(written);
+            Ok(written)
+        });
+        match step {
+            Ok(0) => break,
+            Ok(written) => {
+                moved += written;
+                to_at = to_at.map(|at| at + written);
+            }
+            Err(errno) => {
+                stop = Err(errno);
+                break;
+            }
+        }
+        // Large copies take long.
+        if !breathe() {
+            break;
+        }
+    }
+    if moved == 0 { stop } else { Ok(moved) }
+}
+
+/// Copies up to `len` bytes from one file to another. `at_once` is set if the call does not wait
+/// for a pipe. Bytes that were read and could not be written are lost only if the source is a
+/// device.
 fn copy(
     (from, mut from_at): (&Arc<File>, Option<u64>),
     (to, mut to_at): (&Arc<File>, Option<u64>),
     len: u64,
+    at_once: bool,
 ) -> Result {
+    if let Some(source) = source(from) {
+        return drain(&source, from, (to, to_at), len, at_once);
+    }
     let mut bytes = Vec::try_filled(0, BOUNCE)?;
     let len = len.min(MAX_BYTES);
     let mut moved = 0;
@@ -237,7 +306,14 @@ fn copy(
         while done < read {
             let piece = &bytes[done as usize..read as usize];
             let at = to_at.map(|at| at + done);
-            written = Transfer::from_kernel(piece, |out| to.write(out, at));
+            written = Transfer::from_kernel(piece, |out| match to.stream() {
+                // After the first copied bytes, the call does not wait for a full pipe.
+                Some(stream) if pipe(to).is_some() => {
+                    let at_once = at_once || to.at_once() || moved + done != 0;
+                    some(to, Events::OUT, at_once, || stream::write(&**stream, out, true))
+                }
+                _ => to.write(out, at),
+            });
             match written {
                 Ok(part) if part != 0 => done += part,
                 _ => break,
@@ -289,11 +365,22 @@ impl Offset {
     }
 }
 
+/// Checks that bytes can be moved from `from` to `to`, which must not append, unless `to` is a
+/// pipe.
+fn check_ends(from: &File, to: &File) -> Result<()> {
+    if !from.reads() || !to.writes() {
+        return Err(Errno::EBADF);
+    }
+    let appends = to.flags() & nr::O_APPEND != 0 && pipe(to).is_none();
+    if appends { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
 /// `sendfile(out, in, offset, length)`.
 pub fn sendfile(args: Args<'_>) -> Result {
     let (to, from) = (file(args.a())?, file(args.b())?);
     let offset = Offset::read(args.c())?;
-    let moved = copy((&from, offset.at), (&to, None), args.d())?;
+    check_ends(&from, &to)?;
+    let moved = copy((&from, offset.at), (&to, None), args.d(), false)?;
     offset.advance(moved)?;
     Ok(moved)
 }
@@ -307,6 +394,7 @@ pub fn copy_file_range(args: Args<'_>) -> Result {
     for file in [&from, &to] {
         match file.kind {
             Kind::Regular => {}
+            Kind::Path => return Err(Errno::EBADF),
             Kind::Directory(_) => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
@@ -320,11 +408,13 @@ pub fn copy_file_range(args: Args<'_>) -> Result {
     if target >= limit {
         return Err(size::exceeded());
     }
-    let len = args.e().min(MAX_BYTES).min(limit - target);
+    // As on Linux, bytes beyond the end do not overlap.
+    let left = from.inode.length().saturating_sub(first);
+    let len = args.e().min(MAX_BYTES).min(limit - target).min(left);
     if Arc::ptr_eq(&from.inode, &to.inode) && first.abs_diff(target) < len {
         return Err(Errno::EINVAL);
     }
-    let moved = copy((&from, from_at.at), (&to, to_at.at), len)?;
+    let moved = copy((&from, from_at.at), (&to, to_at.at), len, false)?;
     from_at.advance(moved)?;
     to_at.advance(moved)?;
     Ok(moved)
@@ -332,12 +422,21 @@ pub fn copy_file_range(args: Args<'_>) -> Result {
 
 /// `splice(in, in_offset, out, out_offset, length, flags)`: one side is a pipe.
 pub fn splice(args: Args<'_>) -> Result {
+    let (len, flags) = (args.e(), args.f());
+    if len == 0 {
+        return Ok(0);
+    }
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
     let (from, to) = (file(args.a())?, file(args.c())?);
+    check_ends(&from, &to)?;
     if from.stream().is_none() && to.stream().is_none() {
         return Err(Errno::EINVAL);
     }
     let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
-    let moved = copy((&from, from_at.at), (&to, to_at.at), args.e())?;
+    let at_once = flags & SPLICE_NONBLOCK != 0;
+    let moved = copy((&from, from_at.at), (&to, to_at.at), len, at_once)?;
     from_at.advance(moved)?;
     to_at.advance(moved)?;
     Ok(moved)
