@@ -169,17 +169,23 @@ pub fn link(directory: &Arc<Inode>, name: &[u8], inode: &Arc<Inode>) -> Result<(
     Ok(())
 }
 
-/// Removes the entry `name` if `check` allows the removal for its inode.
+/// Removes the entry `name` if `permit` permits the removal of its inode, and `close` succeeds.
 fn remove(
     directory: &Arc<Inode>,
     name: &[u8],
-    check: impl FnOnce(&Inode) -> Result<()>,
+    permit: impl FnOnce(&Inode) -> Result<()>,
+    close: impl FnOnce(&Inode) -> Result<()>,
 ) -> Result<()> {
-    let entries = entries(directory)?;
+    let entries = match entries(directory) {
+        Ok(entries) => entries,
+        // As on Linux, the errors of the inode come first.
+        Err(errno) => return permit(&*directory.lookup(name)?).and(Err(errno)),
+    };
     let gone = {
         let _tree = TREE.lock();
         let inode = entries.get(name).ok_or(Errno::ENOENT)?;
-        check(&inode)?;
+        permit(&inode)?;
+        close(&inode)?;
         let gone = entries.remove(name);
         depart(directory, name, &inode);
         directory.touch();
@@ -189,27 +195,45 @@ fn remove(
     Ok(())
 }
 
-/// Removes a name of an inode that is not a directory.
+/// Removes a name of an inode that is not a directory, if `permit` permits the removal. `slash` is
+/// set if the path ends in a slash.
 ///
 /// # Errors
-/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path requires a directory.
-pub fn unlink(directory: &Arc<Inode>, name: &[u8], must_be_directory: bool) -> Result<()> {
-    remove(directory, name, |inode| match inode.is_directory() {
-        true => Err(Errno::EISDIR),
-        false if must_be_directory => Err(Errno::ENOTDIR),
-        false => Ok(()),
+/// `ENOENT`, `EISDIR`, `ENOTDIR`: the path requires a directory. The errors of `permit`.
+pub fn unlink(
+    directory: &Arc<Inode>,
+    name: &[u8],
+    slash: bool,
+    permit: impl FnOnce(&Inode) -> Result<()>,
+) -> Result<()> {
+    let permit = |inode: &Inode| match inode.is_directory() {
+        false if slash => Err(Errno::ENOTDIR),
+        false => permit(inode),
+        true if slash => Err(Errno::EISDIR),
+        true => permit(inode).and(Err(Errno::EISDIR)),
+    };
+    remove(directory, name, permit, |inode| match inode.body {
+        Body::Proc(_) => Err(Errno::EPERM),
+        _ => Ok(()),
     })
 }
 
-/// Removes an empty directory.
+/// Removes an empty directory, if `permit` permits the removal.
 ///
 /// # Errors
-/// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EBUSY`.
-pub fn remove_directory(directory: &Arc<Inode>, name: &[u8]) -> Result<()> {
-    remove(directory, name, |inode| match &inode.body {
+/// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, `EBUSY`. The errors of `permit`.
+pub fn remove_directory(
+    directory: &Arc<Inode>,
+    name: &[u8],
+    permit: impl FnOnce(&Inode) -> Result<()>,
+) -> Result<()> {
+    let permit = |inode: &Inode| {
+        permit(inode)?;
+        if inode.is_directory() { Ok(()) } else { Err(Errno::ENOTDIR) }
+    };
+    remove(directory, name, permit, |inode| match &inode.body {
         Body::Directory(inner) => inner.close(),
-        Body::Proc(_) if inode.is_directory() => Err(Errno::EBUSY),
-        _ => Err(Errno::ENOTDIR),
+        _ => Err(Errno::EBUSY),
     })
 }
 
@@ -224,17 +248,30 @@ pub enum Move {
     Exchange,
 }
 
+/// The old or the new name of a move.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// The directory that contains the name.
+    pub directory: &'a Arc<Inode>,
+    /// The name.
+    pub name: &'a [u8],
+    /// Set if the path ends in a slash.
+    pub slash: bool,
+}
+
 /// Moves a name, if `permit` permits to move the inode, and to replace the inode that has the new
 /// name.
 ///
 /// # Errors
 /// As `rename`.
 pub fn rename(
-    (from, old): (&Arc<Inode>, &[u8]),
-    (to, new): (&Arc<Inode>, &[u8]),
+    before: End<'_>,
+    after: End<'_>,
     how: Move,
     permit: impl FnOnce(&Inode, Option<&Inode>) -> Result<()>,
 ) -> Result<()> {
+    let (from, old) = (before.directory, before.name);
+    let (to, new) = (after.directory, after.name);
     let (source, target) = (entries(from)?, entries(to)?);
     check_name(new)?;
     // For both names: `old` gets a new entry if the two are exchanged.
@@ -243,27 +280,34 @@ pub fn rename(
         let _tree = TREE.lock();
         let inode = source.get(old).ok_or(Errno::ENOENT)?;
         let other = target.get(new);
-        if let Body::Proc(_) = inode.body {
-            return Err(Errno::EBUSY);
-        }
         match (&other, how) {
             (Some(_), Move::Keep) => return Err(Errno::EEXIST),
             (None, Move::Exchange) => return Err(Errno::ENOENT),
             _ => {}
         }
+        // A path that ends in a slash requires a directory.
+        let other_is_directory = other.as_ref().is_some_and(|other| other.is_directory());
+        let after_fits = match how {
+            Move::Exchange => other_is_directory,
+            Move::Replace | Move::Keep => inode.is_directory(),
+        };
+        if before.slash && !inode.is_directory() || after.slash && !after_fits {
+            return Err(Errno::ENOTDIR);
+        }
+        let is_within = |outer: &Arc<Inode>, inner: &Arc<Inode>| {
+            outer.is_directory() && is_inside(inner, outer)
+        };
+        if is_within(&inode, to) {
+            return Err(Errno::EINVAL);
+        }
         if let Some(other) = &other {
+            if is_within(other, from) {
+                let is_exchange = how == Move::Exchange;
+                return Err(if is_exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+            }
             if Arc::ptr_eq(other, &inode) {
                 return Ok(());
             }
-            let is_within = |outer: &Arc<Inode>, inner: &Arc<Inode>| {
-                outer.is_directory() && is_inside(inner, outer)
-            };
-            if how == Move::Exchange && is_within(other, from) {
-                return Err(Errno::EINVAL);
-            }
-        }
-        if inode.is_directory() && is_inside(to, &inode) {
-            return Err(Errno::EINVAL);
         }
         permit(&inode, other.as_deref())?;
         if let Some(other) = other.as_ref().filter(|_| how == Move::Replace) {
@@ -282,6 +326,11 @@ pub fn rename(
                 }
             }
         }
+        // A mount point keeps its name.
+        let is_mounted = |inode: &Inode| matches!(inode.body, Body::Proc(_));
+        if is_mounted(&inode) || other.as_ref().is_some_and(|other| is_mounted(other)) {
+            return Err(Errno::EBUSY);
+        }
         if how == Move::Exchange {
             // Checked to exist.
             let other = other.as_ref().ok_or(Errno::ENOENT)?;
@@ -290,10 +339,8 @@ pub fn rename(
             relocate(from, to, new, &inode);
             relocate(to, from, old, other);
         } else {
-            match other.as_ref().map(|other| (&other.body, other.is_directory())) {
-                Some((Body::Directory(inner), _)) if inode.is_directory() => inner.close()?,
-                Some((_, true)) => return Err(Errno::EBUSY),
-                _ => {}
+            if let Some(Body::Directory(inner)) = other.as_ref().map(|other| &other.body) {
+                inner.close()?;
             }
             // The new name exists at any time.
             let (_, name) = target.set(rooms.0, inode.clone())?;

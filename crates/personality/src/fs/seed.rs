@@ -137,7 +137,7 @@ fn unpack_one(
     let seconds = u64::from(u32::try_from(entry.mtime()).unwrap_or(0));
     let (parent, name) = place(start, name)?;
     // The later of two entries with the same name wins.
-    match directory::unlink(&parent, &name, false) {
+    match directory::unlink(&parent, &name, false, |_| Ok(())) {
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
     }
@@ -230,7 +230,7 @@ fn furnish(start: &Start) -> Result<()> {
     link("dev/stdout", "/proc/self/fd/1");
     link("dev/stderr", "/proc/self/fd/2");
     // An archive of a root file system has an empty mount point there.
-    let _ = directory::remove_directory(&start.root, b"proc");
+    let _ = directory::remove_directory(&start.root, b"proc", |_| Ok(()));
     add("proc", proc::root());
     let attribute = |path: fmt::Arguments<'_>, text: &dyn Display| -> Result<()> {
         add(&String::try_format(path)?, Attribute::fixed(text));

@@ -1,15 +1,15 @@
 //! System calls that change and list names, and the process's directories.
 
-use super::{AT_FDCWD, Args, Errno, Result, file, files, find, find_existing, path, start};
+use super::{AT_FDCWD, Args, Errno, Result, file, files, find_existing, path, start};
 use crate::fs::Inode;
 use crate::fs::device::Device;
-use crate::fs::directory::{self, Item, Move, listed_type};
+use crate::fs::directory::{self, End, Item, Move, listed_type};
 use crate::fs::file::Kind;
 use crate::fs::inode::{Body, Target};
 use crate::fs::pipe::{self, Pipe};
 use crate::fs::walk::{Found, Links, walk};
 use crate::syscall::args::{Entry, calls};
-use crate::task::ids::{self, EXECUTE, WRITE, privileged};
+use crate::task::ids::{self, EXECUTE, WRITE, file_privileged, privileged};
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
 use linux_raw_sys::general as nr;
@@ -47,7 +47,7 @@ const HERE: u64 = AT_FDCWD as u64;
 
 /// The place of a new name.
 fn place(fd: u64, addr: u64) -> Result<Found> {
-    let found = find(fd, addr, Links::KeepLast)?;
+    let found = find_name(fd, &path(addr)?)?;
     if found.inode.is_some() {
         return Err(Errno::EEXIST);
     }
@@ -55,24 +55,42 @@ fn place(fd: u64, addr: u64) -> Result<Found> {
     Ok(found)
 }
 
-/// The name to remove; `dot` is the error for `.` and `..`.
-fn named(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
-    let found = named_by_any(fd, addr, dot)?;
-    if let Some(inode) = &found.inode {
-        may_remove(&found.directory, inode)?;
-    }
-    Ok(found)
+/// Walks to the last name of `path`. As on Linux, a link with this name is not followed, even
+/// before a slash.
+fn find_name(fd: u64, path: &[u8]) -> Result<Found> {
+    let end = without_slashes(path).len();
+    let kept = if end == 0 { path } else { &path[..end] };
+    let found = walk(&start(fd, path)?, kept, Links::KeepLast)?;
+    Ok(Found { slash: end < path.len(), ..found })
 }
 
-/// [`named`], without a check of permissions.
-fn named_by_any(fd: u64, addr: u64, dot: Errno) -> Result<Found> {
+/// The errors for paths to remove or move that end in no name.
+#[derive(Clone, Copy)]
+struct Unnamed {
+    /// For `.`.
+    dot: Errno,
+    /// For `..`.
+    dot_dot: Errno,
+    /// For the root.
+    root: Errno,
+}
+
+impl Unnamed {
+    /// The same error for all these paths.
+    const fn all(errno: Errno) -> Self {
+        Self { dot: errno, dot_dot: errno, root: errno }
+    }
+}
+
+/// The name to remove or to move.
+fn named(fd: u64, addr: u64, unnamed: Unnamed) -> Result<Found> {
     let path = path(addr)?;
-    let name = crate::fs::file_name(path.trim_suffix_slashes());
-    let found = walk(&start(fd, &path)?, &path, Links::KeepLast)?;
+    let name = crate::fs::file_name(without_slashes(&path));
+    let found = find_name(fd, &path)?;
     match (name, &*found.name) {
-        (b"..", _) if dot == Errno::EINVAL => Err(Errno::ENOTEMPTY),
-        (b"." | b"..", _) => Err(dot),
-        (_, b"") => Err(Errno::EBUSY),
+        (b".", _) => Err(unnamed.dot),
+        (b"..", _) => Err(unnamed.dot_dot),
+        (_, b"") => Err(unnamed.root),
         _ => Ok(found),
     }
 }
@@ -88,15 +106,10 @@ fn may_remove(directory: &Inode, inode: &Inode) -> Result<()> {
     ids::own(inode.meta().uid)
 }
 
-trait Slashes {
-    fn trim_suffix_slashes(&self) -> &[u8];
-}
-
-impl Slashes for Vec<u8> {
-    fn trim_suffix_slashes(&self) -> &[u8] {
-        let len = self.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
-        &self[..len]
-    }
+/// Returns `path` without the slashes at its end.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    let len = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    &path[..len]
 }
 
 /// `mkdir(path, mode)`.
@@ -132,7 +145,7 @@ fn make_node(fd: u64, addr: u64, mode: u32, device: u64) -> Result {
         nr::S_IFREG | 0 => None,
         nr::S_IFIFO => Some(Body::Pipe(Pipe::try_new(pipe::Kind::Named)?)),
         nr::S_IFCHR => {
-            privileged()?;
+            file_privileged()?;
             let (major, minor) = ((device >> 8) as u32 & 0xfff, device as u32 & 0xff);
             Some(Body::Device(Device::numbered(major, minor).ok_or(Errno::EPERM)?))
         }
@@ -228,14 +241,17 @@ pub fn unlinkat(args: Args<'_>) -> Result {
 }
 
 fn remove(fd: u64, addr: u64) -> Result {
-    let found = named(fd, addr, Errno::EISDIR)?;
-    directory::unlink(&found.directory, &found.name, found.slash)?;
+    let found = named(fd, addr, Unnamed::all(Errno::EISDIR))?;
+    let permit = |inode: &Inode| may_remove(&found.directory, inode);
+    directory::unlink(&found.directory, &found.name, found.slash, permit)?;
     Ok(0)
 }
 
 fn remove_directory(fd: u64, addr: u64) -> Result {
-    let found = named(fd, addr, Errno::EINVAL)?;
-    directory::remove_directory(&found.directory, &found.name)?;
+    let unnamed = Unnamed { dot: Errno::EINVAL, dot_dot: Errno::ENOTEMPTY, root: Errno::EBUSY };
+    let found = named(fd, addr, unnamed)?;
+    let permit = |inode: &Inode| may_remove(&found.directory, inode);
+    directory::remove_directory(&found.directory, &found.name, permit)?;
     Ok(0)
 }
 
@@ -261,11 +277,11 @@ fn rename_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
         nr::RENAME_EXCHANGE => Move::Exchange,
         _ => return Err(Errno::EINVAL),
     };
-    let from = named_by_any(old.0, old.1, Errno::EBUSY)?;
-    let to = named_by_any(new.0, new.1, Errno::EBUSY)?;
-    let inode = from.inode.as_ref().ok_or(Errno::ENOENT)?;
-    if (from.slash || to.slash) && !inode.is_directory() {
-        return Err(Errno::ENOTDIR);
+    let exists = if how == Move::Keep { Errno::EEXIST } else { Errno::EBUSY };
+    let from = named(old.0, old.1, Unnamed::all(Errno::EBUSY))?;
+    let to = named(new.0, new.1, Unnamed::all(exists))?;
+    if from.inode.is_none() {
+        return Err(Errno::ENOENT);
     }
     let permit = |inode: &Inode, other: Option<&Inode>| {
         may_remove(&from.directory, inode)?;
@@ -274,7 +290,12 @@ fn rename_at(old: (u64, u64), new: (u64, u64), flags: u32) -> Result {
             None => to.directory.permit(WRITE | EXECUTE),
         }
     };
-    directory::rename((&from.directory, &from.name), (&to.directory, &to.name), how, permit)?;
+    let [from_end, to_end] = [&from, &to].map(|found| End {
+        directory: &found.directory,
+        name: &found.name,
+        slash: found.slash,
+    });
+    directory::rename(from_end, to_end, how, permit)?;
     Ok(0)
 }
 
