@@ -3,6 +3,7 @@
 use super::mempolicy::bind_new;
 use super::{Args, Errno, Result};
 use crate::fs;
+use crate::fs::inode::inode_of_tag;
 use crate::fs::regular::Held;
 use crate::syscall::args::{Entry, calls};
 use crate::task::{breathe, current, lack, memory, reads};
@@ -428,8 +429,19 @@ fn remove(start: u64, len: u64) -> Result {
             return Err(Errno::EACCES);
         }
         let pages = offset..offset + range.pages();
-        object.free_pages(percpu::cpu(), pages.clone());
-        memory::revoke(&object, pages, PrivateCopies::Keep);
+        match inode_of_tag(object.tag()) {
+            Some(inode) => {
+                let regular = inode.regular().ok_or(Errno::EINVAL)?;
+                regular.punch(pages.start << PAGE_SHIFT, pages.end << PAGE_SHIFT)?;
+                inode.touch();
+            }
+            // Memory without a file: a segment, shared anonymous memory, or a file that only
+            // mappings keep.
+            None => {
+                object.free_pages(percpu::cpu(), pages.clone());
+                memory::revoke(&object, pages, PrivateCopies::Keep);
+            }
+        }
         if !breathe() && at < end {
             return Err(Errno::RESTART);
         }
@@ -645,6 +657,8 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let end = start.checked_add(len).filter(|&end| end > start && end <= USER_END);
     let pages_end = first.checked_add(len >> PAGE_SHIFT);
     let (Some(end), 0, Some(_)) = (end, args.c(), pages_end) else { return Err(Errno::EINVAL) };
+    // Declared first, so that a last reference is dropped after the lock.
+    let object;
     // Otherwise, the mapping could end, and the file be sealed, before the new mapping exists.
     let stores = memory::keep_stores();
     // The whole range must map one object, with one protection, without holes.
@@ -668,7 +682,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     });
     let area = whole.ok_or(Errno::EINVAL)?;
     let lock = if area.lock() == MemoryLock::No { future_lock() } else { MemoryLock::Now };
-    let object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
+    object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
     if reached < end {
         return Err(Errno::EINVAL);
     }

@@ -69,6 +69,11 @@ pub fn revoke(object: &Shared<Object>, pages: Range<u64>, copies: PrivateCopies)
 
 /// Prevents [`may_store_to`] while the result exists: for a call that makes a new mapping of an
 /// object from another mapping.
+///
+/// *Order of locks.* The caller holds no lock of a file, and takes none while the result exists:
+/// [`may_store_to`] and [`revoke`] wait for this lock inside the lock of a file. `mremap` and
+/// `remap_file_pages` hold this lock during a call of the subsystem, which takes its own locks
+/// inside.
 pub fn keep_stores() -> ReadGuard<'static> {
     COPYING.read(percpu::cpu())
 }
