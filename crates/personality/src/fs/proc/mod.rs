@@ -177,9 +177,7 @@ fn inode(node: Node) -> Result<Arc<Inode>> {
         linux::S_IFDIR if matches!(node, Node::Descriptors(_)) => 0o500,
         linux::S_IFDIR => 0o555,
         _ if node.memory_of().is_some() => 0o600,
-        _ if node.is_secret() => 0o400,
-        _ if node.can_change() => 0o644,
-        _ => 0o444,
+        _ => node.text_mode(),
     };
     let is_directory = node.kind() == linux::S_IFDIR;
     let inode = Inode::numbered(number, Body::Proc(try_box(node)?), mode)?;
@@ -200,17 +198,17 @@ fn add(items: &mut Vec<Item>, node: Node) -> Result<()> {
 }
 
 impl Node {
-    /// Returns whether writes to the file have an effect.
-    fn can_change(&self) -> bool {
-        matches!(*self, Self::Text(_, _, at) if process::CHANGEABLE.contains(&process::TEXTS[at].0))
-    }
-
-    /// Returns whether only the owner may read the file.
-    fn is_secret(&self) -> bool {
+    /// Returns the mode of a file, as on Linux.
+    fn text_mode(&self) -> u32 {
         match *self {
-            Self::Pages(_) => true,
-            Self::Text(_, _, at) => process::SECRET.contains(&process::TEXTS[at].0),
-            _ => false,
+            Self::Pages(_) => 0o400,
+            Self::Text(_, _, at) => match process::TEXTS[at].0 {
+                "environ" | "io" | "personality" => 0o400,
+                "comm" | "oom_score_adj" | "oom_adj" | "fail-nth" | "sched" => 0o644,
+                "clear_refs" => 0o200,
+                _ => 0o444,
+            },
+            _ => 0o444,
         }
     }
 
@@ -273,6 +271,11 @@ impl Live for Node {
             Self::Myself(_) | Self::Way(..) | Self::Descriptor(..) => linux::S_IFLNK,
             _ => linux::S_IFDIR,
         }
+    }
+
+    fn is_always_permitted(&self) -> bool {
+        // As on Linux, a process may always use its own descriptors.
+        matches!(*self, Self::Descriptors(pid) if pid == current().process.pid)
     }
 
     fn memory_of(&self) -> Option<u32> {

@@ -2,6 +2,7 @@
 
 use super::super::transfer::Transfer;
 use crate::errno::{Errno, Result};
+use crate::task::ids::is_root;
 use crate::task::process::find;
 use faultless::{FrameUse, PAGE_SHIFT, PageInfo, PagePlace, USER_END, VirtRange};
 use faultless_bare::percpu;
@@ -19,13 +20,14 @@ const EXCLUSIVE: u64 = 1 << 56;
 /// Bytes of an entry.
 const ENTRY: u64 = 8;
 
-const fn entry(page: &PageInfo) -> u64 {
+const fn state(page: &PageInfo) -> u64 {
     let of_file = if matches!(page.usage, FrameUse::Shared) { OF_FILE } else { 0 };
     let exclusive = if page.exclusive { EXCLUSIVE } else { 0 };
-    PRESENT | of_file | exclusive | page.frame.0 as u64
+    PRESENT | of_file | exclusive
 }
 
-/// Reads from `offset` on.
+/// Reads from `offset` on. As on Linux, only root gets the numbers of frames and slots; other users
+/// get 0.
 ///
 /// # Errors
 /// `EINVAL`: not whole entries, or a negative offset. `EFAULT`.
@@ -36,14 +38,16 @@ pub(in super::super) fn read(pid: u32, to: &mut Transfer<'_>, offset: u64) -> Re
     }
     // An ended process has no memory.
     let Some(memory) = find(pid).and_then(|process| process.memory()) else { return Ok(0) };
+    let shows_numbers = is_root();
+    let shown = |number: u64| if shows_numbers { number } else { 0 };
     let mut page = offset / ENTRY;
     while to.left() != 0 && page < USER_END.div_ceil(1 << PAGE_SHIFT) {
         let (cpu, space, addr) = (percpu::cpu(), memory.space(), page << PAGE_SHIFT);
         let mut told = 0;
         space.pages(cpu, VirtRange::page(addr), |_, place| {
             told = match place {
-                PagePlace::Mapped(page) => entry(&page),
-                PagePlace::Swapped { slot, .. } => SWAPPED | slot << AREA_BITS,
+                PagePlace::Mapped(page) => state(&page) | shown(page.frame.0.into()),
+                PagePlace::Swapped { slot, .. } => SWAPPED | shown(slot << AREA_BITS),
                 _ => 0,
             };
         });

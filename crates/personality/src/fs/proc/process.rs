@@ -39,7 +39,7 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("oom_score", oom::score),
     ("oom_score_adj", oom::score_adj),
     ("oom_adj", oom::adj),
-    ("clear_refs", nothing),
+    ("clear_refs", unreadable),
     ("io", nothing),
     ("sched", nothing),
     ("schedstat", schedstat),
@@ -47,12 +47,6 @@ pub(super) const TEXTS: &[(&str, ProcessText)] = &[
     ("personality", personality),
     ("fail-nth", fail_nth),
 ];
-
-/// The texts that only the owner may open.
-pub(super) const SECRET: [&str; 3] = ["environ", "io", "personality"];
-
-/// The writable texts.
-pub(super) const CHANGEABLE: [&str; 4] = ["comm", "oom_score_adj", "oom_adj", "fail-nth"];
 
 /// The maximum number of nodes on Linux: programs derive this number from the length of the mask.
 const MOST_NODES: u32 = 1024;
@@ -410,6 +404,10 @@ fn nought(_: &Subject, text: &mut Text) -> Result<()> {
 
 fn nothing(_: &Subject, _: &mut Text) -> Result<()> {
     Ok(())
+}
+
+fn unreadable(_: &Subject, _: &mut Text) -> Result<()> {
+    Err(Errno::EINVAL)
 }
 
 fn schedstat(of: &Subject, text: &mut Text) -> Result<()> {
