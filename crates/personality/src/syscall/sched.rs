@@ -119,15 +119,17 @@ fn set_schedule(thread: &Thread, new: Schedule, priority: i32) -> Result {
         nr::SCHED_FIFO | nr::SCHED_RR if (1..=99).contains(&priority) => return Err(Errno::EPERM),
         _ => return Err(Errno::EINVAL),
     }
-    let old = *thread.schedule.lock();
-    // As on Linux, leaving `SCHED_IDLE` requires the same permission as a smaller nice value.
+    let mut schedule = thread.schedule.lock();
+    let old = *schedule;
+    // As on Linux, leaving `SCHED_IDLE` requires the permission to set the present nice value.
     let leaves = old.policy == nr::SCHED_IDLE && new.policy != nr::SCHED_IDLE;
+    let refused =
+        new.nice < old.nice && !may_have(thread, new.nice) || leaves && !may_have(thread, old.nice);
     let clears = old.resets && !new.resets;
-    let refused = (new.nice < old.nice || leaves) && !may_have(thread, new.nice);
     if !may_schedule(&thread.process) || refused || clears {
         privileged()?;
     }
-    *thread.schedule.lock() = new;
+    *schedule = new;
     Ok(0)
 }
 

@@ -120,26 +120,19 @@ pub fn prlimit64(args: Args<'_>) -> Result {
     if process.pid != current().process.pid && !may_limit(&process) {
         return Err(Errno::EPERM);
     }
-    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
-    if let Some(new) = new {
-        set_limit(&process, resource, new)?;
-    }
+    let old = match new {
+        Some(new) => set_limit(&process, resource, new)?,
+        None => *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?,
+    };
     if args.d() != 0 {
         user::write(args.d(), &old)?;
     }
     Ok(0)
 }
 
-/// Sets a limit of `process`.
-fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<()> {
-    let old = *process.limits.rows.lock().get(resource).ok_or(Errno::EINVAL)?;
-    if new[0] > new[1] {
-        return Err(Errno::EINVAL);
-    }
-    if new[1] > old[1] {
-        privileged()?;
-    }
-    process.limits.set(resource, new)?;
+/// Sets a limit of `process`, and returns the old limit.
+fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<[u64; 2]> {
+    let old = process.limits.set(resource, new, privileged)?;
     if resource == nr::RLIMIT_STACK as usize
         && let Some(memory) = process.memory()
         // The memory of a parent has the parent's limit.
@@ -147,7 +140,7 @@ fn set_limit(process: &Process, resource: usize, new: [u64; 2]) -> Result<()> {
     {
         memory.space().set_stack_limit(new[0]);
     }
-    Ok(())
+    Ok(old)
 }
 
 /// `getrlimit(resource, limit)`.

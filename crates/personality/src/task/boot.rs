@@ -57,7 +57,7 @@ fn start(arguments: &[u8], environment: &[u8], files: ProcessFiles) -> Result<()
     *process.name.lock() = name;
     // The knob is the limit of the first program.
     let stack = percpu::vm().knobs().stack_limit();
-    process.limits.set(nr::RLIMIT_STACK as usize, [stack, u64::MAX])?;
+    process.limits.set(nr::RLIMIT_STACK as usize, [stack, u64::MAX], || Ok(()))?;
     let parent = init::start()?;
     process.relatives.parent.store(parent.pid, Ordering::Relaxed);
     let process = Arc::try_new(process)?;

@@ -81,16 +81,26 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Sets a limit.
+    /// Sets a limit, and returns the old limit. A higher hard limit requires that `may_raise`
+    /// succeeds.
     ///
     /// # Errors
     /// `EINVAL`: an unknown resource, or the soft limit is above the hard limit. `EPERM`: more
-    /// descriptors than `fs.nr_open`.
-    pub fn set(&self, resource: usize, new: [u64; 2]) -> Result<()> {
+    /// descriptors than `fs.nr_open`. The errors of `may_raise`.
+    pub fn set(
+        &self,
+        resource: usize,
+        new: [u64; 2],
+        may_raise: impl FnOnce() -> Result<()>,
+    ) -> Result<[u64; 2]> {
         let mut rows = self.rows.lock();
         let limit = rows.get_mut(resource).filter(|_| new[0] <= new[1]).ok_or(Errno::EINVAL)?;
         if resource == nr::RLIMIT_NOFILE as usize && new[1] > MOST_DESCRIPTORS {
             return Err(Errno::EPERM);
+        }
+        let old = *limit;
+        if new[1] > old[1] {
+            may_raise()?;
         }
         *limit = new;
         let copy = match resource as u32 {
@@ -98,10 +108,10 @@ impl Limits {
             nr::RLIMIT_DATA => &self.data,
             nr::RLIMIT_FSIZE => &self.file_size,
             nr::RLIMIT_SIGPENDING => &self.signals,
-            _ => return Ok(()),
+            _ => return Ok(old),
         };
         copy.store(new[0], Ordering::Relaxed);
-        Ok(())
+        Ok(old)
     }
 
     /// The soft limit of a resource.
