@@ -97,17 +97,17 @@ fn procfs() {
 
 #[test]
 fn seals() {
-    all_pass(env!("CARGO_BIN_EXE_seals"), &[], 8);
+    all_pass(env!("CARGO_BIN_EXE_seals"), &[], 10);
 }
 
 #[test]
 fn rlimits() {
-    all_pass(env!("CARGO_BIN_EXE_rlimits"), &[], 8);
+    all_pass(env!("CARGO_BIN_EXE_rlimits"), &[], 10);
 }
 
 #[test]
 fn errors() {
-    all_pass(env!("CARGO_BIN_EXE_errors"), &[], 12);
+    all_pass(env!("CARGO_BIN_EXE_errors"), &[], 16);
 }
 
 /// Only root can have processes of other users.
@@ -124,7 +124,7 @@ fn users() {
 fn rights() {
     // SAFETY: a plain call.
     if unsafe { libc::getuid() } == 0 {
-        all_pass(env!("CARGO_BIN_EXE_rights"), &[], 5);
+        all_pass(env!("CARGO_BIN_EXE_rights"), &[], 10);
     }
 }
 

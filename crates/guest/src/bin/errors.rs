@@ -12,7 +12,8 @@ use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An address of the kernel.
 const KERNEL: u64 = 0xffff_8000_0000_0000;
@@ -213,33 +214,69 @@ fn links() -> Verdict {
     Ok(())
 }
 
+/// The expected contents of a file.
+struct Model<'a> {
+    file: &'a File,
+    bytes: Vec<u8>,
+}
+
+impl Model<'_> {
+    /// Stores `bytes` at `at`; bytes between the end and `at` are zero.
+    fn write(&mut self, at: u64, bytes: &[u8]) {
+        let at = at as usize;
+        self.resize(self.bytes.len().max(at + bytes.len()) as u64);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn resize(&mut self, len: u64) {
+        self.bytes.resize(len as usize, 0);
+    }
+
+    /// Checks the length and the contents of the file.
+    fn check(&self, what: &str) -> Verdict {
+        same!(length(self.file)?, self.bytes.len() as u64, "the length after {what}");
+        let mut found = vec![0; self.bytes.len()];
+        self.file.read_exact_at(&mut found, 0).map_err(|error| error.to_string())?;
+        let wrong = found.iter().zip(&self.bytes).position(|(found, expected)| found != expected);
+        same!(wrong, None, "the offset of the first wrong byte after {what}");
+        Ok(())
+    }
+}
+
 /// A write from memory that ends writes the available bytes.
 fn short_writes() -> Verdict {
     let region = ends_in_nothing()?;
+    let bytes: Vec<u8> = (0..2 * PAGE).map(|at| (at % 251) as u8 + 1).collect();
+    for (page, words) in bytes.chunks_exact(8).enumerate() {
+        let word = words.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        region.store(8 * page as u64, word);
+    }
     let end = region.start() + 2 * PAGE;
+    let tail = |len: u64| &bytes[(2 * PAGE - len) as usize..];
     let file = memory_file()?;
+    let mut model = Model { file: &file, bytes: Vec::new() };
     let write = |from: u64, len: u64, to: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, to]);
-    same!(write(end, 10, 0), fails(EFAULT), "a write from an unmapped address");
-    same!(length(&file)?, 0, "the length");
+    same!(write(end, 10, 0), fails(EFAULT), "a write of nothing that is there");
+    model.check("a write of nothing that is there")?;
     same!(write(end - 100, PAGE, 0), Ok(100), "a write to a new page");
-    same!(length(&file)?, 100, "the length");
+    model.write(0, tail(100));
+    model.check("a write to a new page")?;
     same!(write(region.start() + PAGE - 100, 3 * PAGE, 0), Ok(4196), "a write to two new pages");
-    same!(length(&file)?, 4196, "the length");
+    model.write(0, tail(4196));
+    model.check("a write to two new pages")?;
     same!(write(end - 4, 10, 4 * PAGE - 2), Ok(4), "a write across two pages");
-    same!(length(&file)?, 4 * PAGE + 2, "the length");
+    model.write(4 * PAGE - 2, tail(4));
+    model.check("a write across two pages")?;
     // A mapping of the file beyond its end cannot be read, even by the write that would move the
     // end.
     let file = memory_file()?;
-    file.set_len(PAGE).map_err(|error| error.to_string())?;
+    file.write_all_at(&bytes[..PAGE as usize], 0).map_err(|error| error.to_string())?;
+    let mut model = Model { file: &file, bytes: bytes[..PAGE as usize].to_vec() };
     let own = Region::map(4 * PAGE, WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0);
     let own = doing("mmap", own)?;
     let write = |from: u64, len: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, PAGE]);
-    same!(
-        write(own.start() + PAGE, PAGE),
-        fails(EFAULT),
-        "a write from beyond the end of the same file"
-    );
-    same!(length(&file)?, PAGE, "the length");
+    same!(write(own.start() + PAGE, PAGE), fails(EFAULT), "a write from beyond the own end");
+    model.check("a write from beyond the own end")?;
     // Bytes that the write itself adds can be read.
     for (before, from, len, to) in [
         (PAGE, 0, 2 * PAGE, PAGE),
@@ -249,10 +286,16 @@ fn short_writes() -> Verdict {
         (PAGE + 100, 0, 3 * PAGE, PAGE + 100),
     ] {
         file.set_len(before).map_err(|error| error.to_string())?;
+        model.resize(before);
         let args = [fd(&file), own.start() + from, len, to];
         let what = format!("{len} bytes of {before} from byte {from} of the same file to {to}");
         same!(make(libc::SYS_pwrite64, args), Ok(len), "{what}");
-        same!(length(&file)?, to + len, "the length after {what}");
+        // The bytes are copied in order, and each copied byte is in the file at once.
+        model.resize(to + len);
+        for at in 0..len {
+            model.bytes[(to + at) as usize] = model.bytes[(from + at) as usize];
+        }
+        model.check(&what)?;
     }
     Ok(())
 }
@@ -345,6 +388,183 @@ fn overlaps() -> Verdict {
     same!(copy(0, 100), fails(EINVAL), "a copy of bytes to themselves");
     same!(copy(at, 50), Ok(50), "a copy of 50 bytes over 50");
     same!(from, 100, "the offset afterwards");
+    // Bytes beyond the end do not overlap.
+    let (mut first, mut second) = (19_950u64, 20_000u64);
+    let ends = [(&raw mut first) as u64, (&raw mut second) as u64];
+    let args = [fd(&file), ends[0], fd(&file), ends[1], 1000, 0];
+    same!(make(libc::SYS_copy_file_range, args), Ok(50), "a copy of the last 50 bytes");
+    same!(length(&file)?, 20_050, "the length");
+    Ok(())
+}
+
+/// `sendfile` and `splice` do not append to a file.
+fn appending_copies() -> Verdict {
+    let (file, mut source) = (memory_file()?, memory_file()?);
+    source.write_all(b"bytes").map_err(|error| error.to_string())?;
+    let [reader, mut writer] = pipe()?;
+    writer.write_all(b"bytes").map_err(|error| error.to_string())?;
+    let zero = 0u64;
+    let at = (&raw const zero) as u64;
+    let send = |to: &File| make(libc::SYS_sendfile, [fd(to), fd(&source), at, 5]);
+    let splice = |to: &File| make(libc::SYS_splice, [fd(&reader), 0, fd(to), 0, 5, 0]);
+    let append = |file: &File| {
+        let flags = libc::O_APPEND as u64;
+        doing("fcntl", make(libc::SYS_fcntl, [fd(file), libc::F_SETFL as u64, flags]))
+    };
+    append(&file)?;
+    same!(send(&file), fails(EINVAL), "sendfile to a file that appends");
+    same!(splice(&file), fails(EINVAL), "splice to a file that appends");
+    append(&writer)?;
+    same!(send(&writer), Ok(5), "sendfile to a pipe that appends");
+    let (read, written) = (File::open("/proc/self/status"), File::open("/dev/null"));
+    let (Ok(read), Ok(written)) = (read, written) else { return Err("no /dev/null".to_owned()) };
+    same!(send(&written), fails(EBADF), "sendfile to a file opened for reading");
+    let splice = make(libc::SYS_splice, [fd(&writer), 0, fd(&read), 0, 5, 0]);
+    same!(splice, fails(EBADF), "splice from the wrong end");
+    Ok(())
+}
+
+/// Calls that need an open file fail for a descriptor made with `O_PATH`.
+fn paths_are_not_open() -> Verdict {
+    let path = make(libc::SYS_open, [c"/tmp".as_ptr() as u64, libc::O_PATH as u64]);
+    let path = doing("open", path)?;
+    let file = memory_file()?;
+    let other = fd(&file);
+    let calls: [(&str, i64, [u64; 6]); 9] = [
+        ("fchmod", libc::SYS_fchmod, [path, 0o1777, 0, 0, 0, 0]),
+        ("fchown", libc::SYS_fchown, [path, u64::MAX, u64::MAX, 0, 0, 0]),
+        ("utimensat", libc::SYS_utimensat, [path, 0, 0, 0, 0, 0]),
+        ("copy_file_range", libc::SYS_copy_file_range, [path, 0, other, 0, 5, 0]),
+        ("copy_file_range to", libc::SYS_copy_file_range, [other, 0, path, 0, 5, 0]),
+        ("sendfile", libc::SYS_sendfile, [other, path, 0, 5, 0, 0]),
+        ("fsync", libc::SYS_fsync, [path, 0, 0, 0, 0, 0]),
+        ("flock", libc::SYS_flock, [path, libc::LOCK_UN as u64, 0, 0, 0, 0]),
+        ("ftruncate", libc::SYS_ftruncate, [path, 0, 0, 0, 0, 0]),
+    ];
+    for (name, number, args) in calls {
+        same!(make(number, args), fails(EBADF), "{name} of a path");
+    }
+    Ok(())
+}
+
+/// A read of a descriptor that another thread replaces is a read of one of the files.
+fn replaced_descriptors() -> Verdict {
+    let mut read = memory_file()?;
+    read.write_all(&[7; 10]).map_err(|error| error.to_string())?;
+    let written = File::create("/dev/null").map_err(|error| error.to_string())?;
+    let place = make(libc::SYS_dup, [fd(&read)]);
+    let place = doing("dup", place)?;
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for file in [&written, &read] {
+                    // The descriptor belongs to this check.
+                    let _ = make(libc::SYS_dup3, [fd(file), place, 0]);
+                }
+            }
+        });
+        let mut buffer = [0u8; 10];
+        let at = buffer.as_mut_ptr() as u64;
+        let wrong = (0..50_000).find_map(|_| {
+            let moved = make(libc::SYS_pread64, [place, at, 10, 0]);
+            (moved != Ok(10) && moved != fails(EBADF)).then_some(moved)
+        });
+        ended.store(true, Ordering::Relaxed);
+        same!(wrong, None, "a read of a file of 10 bytes, or of a file opened for writing");
+        Ok(())
+    })
+}
+
+/// Names before a slash, and names that cannot be moved.
+fn names() -> Verdict {
+    let dir = format!("/tmp/errors.{}.names", std::process::id());
+    fs::create_dir(&dir).map_err(|error| error.to_string())?;
+    let checked = names_in(&dir);
+    let _ = fs::remove_dir_all(&dir);
+    checked
+}
+
+fn names_in(dir: &str) -> Verdict {
+    let error = |error: std::io::Error| error.to_string();
+    for name in ["d", "dd", "a", "a/s"] {
+        fs::create_dir(format!("{dir}/{name}")).map_err(error)?;
+    }
+    for name in ["f", "g", "a/f"] {
+        fs::write(format!("{dir}/{name}"), name).map_err(error)?;
+    }
+    for (target, name) in [("d", "ld"), ("none", "dangling"), ("g", "lg")] {
+        std::os::unix::fs::symlink(target, format!("{dir}/{name}")).map_err(error)?;
+    }
+    let path = |name: &str| {
+        // A path from the root stays as it is.
+        let path = if name.starts_with('/') { name.to_owned() } else { format!("{dir}/{name}") };
+        CString::new(path).map_err(|error| error.to_string())
+    };
+    let rows: &[(&str, i64, i32)] = &[
+        ("ld/", libc::SYS_unlink, libc::ENOTDIR),
+        ("lg/", libc::SYS_unlink, libc::ENOTDIR),
+        ("g/", libc::SYS_unlink, libc::ENOTDIR),
+        ("d/", libc::SYS_unlink, libc::EISDIR),
+        ("none/", libc::SYS_unlink, ENOENT),
+        ("/", libc::SYS_unlink, libc::EISDIR),
+        ("ld/", libc::SYS_rmdir, libc::ENOTDIR),
+        ("lg/", libc::SYS_rmdir, libc::ENOTDIR),
+        ("g/", libc::SYS_rmdir, libc::ENOTDIR),
+        ("d/.", libc::SYS_rmdir, EINVAL),
+        ("d/..", libc::SYS_rmdir, libc::ENOTEMPTY),
+        ("/", libc::SYS_rmdir, EBUSY),
+        ("dangling/", libc::SYS_mkdir, libc::EEXIST),
+        ("g/", libc::SYS_mkdir, libc::EEXIST),
+    ];
+    for &(name, number, expected) in rows {
+        let made = make(number, [path(name)?.as_ptr() as u64, 0o755]);
+        same!(made, fails(expected), "the call {number} of {name}");
+    }
+    const KEEP: u32 = libc::RENAME_NOREPLACE;
+    const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
+    let rename = |old: &str, new: &str, flags: u32| {
+        let (old, new, here) = (path(old)?, path(new)?, libc::AT_FDCWD as u64);
+        let args = [here, old.as_ptr() as u64, here, new.as_ptr() as u64, flags.into()];
+        Ok::<_, String>(make(libc::SYS_renameat2, args))
+    };
+    let rows: &[(&str, &str, u32, i32)] = &[
+        ("d", "g/", EXCHANGE, libc::ENOTDIR),
+        ("d", "none/", EXCHANGE, ENOENT),
+        ("f", "dd/", EXCHANGE, 0),
+        ("f", "dd", EXCHANGE, 0),
+        ("d", "..", KEEP, libc::EEXIST),
+        ("d", ".", KEEP, libc::EEXIST),
+        ("d", "/", KEEP, libc::EEXIST),
+        ("none", "..", KEEP, libc::EEXIST),
+        ("..", "g", KEEP, EBUSY),
+        ("d", "..", 0, EBUSY),
+        ("none", "g/", 0, ENOENT),
+        ("ld/", "new", 0, libc::ENOTDIR),
+        ("g", "new/", 0, libc::ENOTDIR),
+        ("d", "lg/", 0, libc::ENOTDIR),
+        ("d", "dangling/", 0, libc::ENOTDIR),
+        ("a/f", "a", 0, libc::ENOTEMPTY),
+        ("a/s", "a", 0, libc::ENOTEMPTY),
+        ("a/f", "a", KEEP, libc::EEXIST),
+        ("a/f", "a", EXCHANGE, EINVAL),
+        ("a", "a/new", 0, EINVAL),
+        ("a", "a/f", 0, EINVAL),
+        ("a", "a/f", KEEP, libc::EEXIST),
+    ];
+    for &(old, new, flags, number) in rows {
+        let expected = if number == 0 { Ok(0) } else { fails(number) };
+        same!(rename(old, new, flags)?, expected, "rename of {old} to {new} with {flags}");
+    }
+    // A mount point keeps its name.
+    let beside = format!("/errors.{}", std::process::id());
+    if fs::create_dir(&beside).is_ok() {
+        let exchanged = rename(&beside, "/proc", EXCHANGE);
+        let replaced = rename(&beside, "/proc", 0);
+        let _ = fs::remove_dir(&beside);
+        same!(exchanged?, fails(EBUSY), "an exchange with a mount point");
+        same!(replaced?, fails(EBUSY), "a move to a mount point");
+    }
     Ok(())
 }
 
@@ -441,6 +661,10 @@ const CHECKS: &[Check] = &[
     ("syncs", syncs),
     ("heap", heap),
     ("overlaps", overlaps),
+    ("appending_copies", appending_copies),
+    ("paths_are_not_open", paths_are_not_open),
+    ("replaced_descriptors", replaced_descriptors),
+    ("names", names),
     ("many_areas", many_areas),
     ("scripts", scripts),
 ];

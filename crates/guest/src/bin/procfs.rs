@@ -590,6 +590,8 @@ fn modes() -> Verdict {
         ("personality", 0o100_400),
         ("mem", 0o100_600),
         ("comm", 0o100_644),
+        ("sched", 0o100_644),
+        ("clear_refs", 0o100_200),
         ("maps", 0o100_444),
         ("status", 0o100_444),
     ] {

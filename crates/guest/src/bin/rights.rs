@@ -1,18 +1,22 @@
 //! `rights [CHECK…]`: more of what user and group ids permit: moving directories, System V's
-//! objects, signals to all processes, times and owners of files, and the policy `SCHED_IDLE`.
+//! objects, signals to all processes, times and owners of files, nice values, and the policy
+//! `SCHED_IDLE`.
 //!
 //! It must be started by root.
 
 use faultless_guest::args::Args;
 use faultless_guest::check::{self, Check, Verdict};
+use faultless_guest::mem::{PAGE, Region, Shared};
 use faultless_guest::proc::{self, Status, fork};
 use faultless_guest::sys::{self, Errno, call, doing};
 use faultless_guest::{clock, ensure, same};
 use libc::{EACCES, EEXIST, EINVAL, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, ESRCH};
 use std::ffi::CString;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A user and group that no other process has.
 const USER: u64 = 54_321;
@@ -158,6 +162,9 @@ fn moving_directories() -> Verdict {
         same!(rename(&none, &new("x"), 0)?, fails(ENOENT), "no file");
         same!(rename(&taken, &closed.0.join("none"), EXCHANGE)?, fails(ENOENT), "with no file");
         same!(rename(&taken, &none, 0)?, fails(EACCES), "a file in root's directory");
+        same!(rename(&taken, &closed.0, 0)?, fails(ENOTEMPTY), "a file to its own directory");
+        let truncated = make(libc::SYS_truncate, [text(&closed.0)?.as_ptr() as u64, 0]);
+        same!(truncated, fails(libc::EISDIR), "truncate of root's directory");
         Ok(())
     })
 }
@@ -419,6 +426,177 @@ fn times_and_owners() -> Verdict {
     Ok(())
 }
 
+/// The checks and the change of owner and mode are one step.
+fn owners_beside_modes() -> Verdict {
+    let dir = Dir::new("owners", 0o755)?;
+    let path = dir.entry("file", false, USER, 0o600)?;
+    let ended = doing("mmap", Shared::new(AtomicBool::new(false)))?;
+    let user = doing(
+        "fork",
+        fork(|| {
+            let Ok(path) = text(&path) else { return 1 };
+            let became = become_user();
+            while !ended.load(Ordering::Relaxed) {
+                // The file may be root's.
+                let _ = make(libc::SYS_chmod, [path.as_ptr() as u64, 0o777]);
+            }
+            i32::from(became.is_err())
+        }),
+    )?;
+    let rounds = (0..10_000).try_for_each(|round| {
+        io(chown(&path, Some(0), Some(0)))?;
+        io(fs::set_permissions(&path, Permissions::from_mode(0o600)))?;
+        for _ in 0..3 {
+            let mode = io(fs::metadata(&path))?.mode() & 0o7777;
+            same!(mode, 0o600, "the mode of root's file in round {round}");
+        }
+        io(chown(&path, Some(USER as u32), None))
+    });
+    ended.store(true, Ordering::Relaxed);
+    same!(user.wait(), Ok(Status::Exited(0)), "the user's process");
+    rounds
+}
+
+/// In a sticky directory, a user cannot remove root's file that replaces the user's file during the
+/// call.
+fn sticky_directories() -> Verdict {
+    let dir = Dir::new("sticky", 0o1777)?;
+    let (ended, name) = (doing("mmap", Shared::new(AtomicBool::new(false)))?, dir.0.join("name"));
+    let user = doing(
+        "fork",
+        fork(|| {
+            let Ok(path) = text(&name) else { return 1 };
+            let became = become_user();
+            while !ended.load(Ordering::Relaxed) {
+                for number in [libc::SYS_unlink, libc::SYS_rmdir] {
+                    // The name may be root's, or gone.
+                    let _ = make(number, [path.as_ptr() as u64]);
+                }
+            }
+            i32::from(became.is_err())
+        }),
+    )?;
+    let rounds = (0..8_000).try_for_each(|round| {
+        let is_dir = round % 2 == 1;
+        let users = dir.entry("users", is_dir, USER, 0o755)?;
+        let roots = dir.entry("roots", is_dir, 0, 0o755)?;
+        io(fs::rename(&users, &name))?;
+        io(fs::rename(&roots, &name))?;
+        let removed = if is_dir { fs::remove_dir(&name) } else { fs::remove_file(&name) };
+        removed.map_err(|error| format!("root's name in round {round}: {error}"))
+    });
+    ended.store(true, Ordering::Relaxed);
+    same!(user.wait(), Ok(Status::Exited(0)), "the user's process");
+    rounds
+}
+
+/// A process that was root may use its own descriptors in `/proc`, and sees no frame numbers.
+fn own_descriptors() -> Verdict {
+    let region = doing("mmap", Region::anonymous(PAGE))?;
+    region.store(0, 1);
+    let entry = || {
+        let file = io(fs::File::open("/proc/self/pagemap"))?;
+        let mut entry = [0u8; 8];
+        io(file.read_exact_at(&mut entry, region.start() / PAGE * 8))?;
+        Ok::<_, String>(u64::from_le_bytes(entry))
+    };
+    const PRESENT: u64 = 1 << 63;
+    const NUMBER: u64 = (1 << 55) - 1;
+    same!(entry()? & PRESENT, PRESENT, "the page is present, root");
+    ensure!(entry()? & NUMBER != 0, "root sees no frame number");
+    as_user(|| {
+        let opened = io(fs::read_dir("/proc/self/fd"))?.count();
+        ensure!(opened >= 3, "{opened} descriptors");
+        io(fs::symlink_metadata("/proc/self/fd/0"))?;
+        same!(access("/proc/self/fd", 5)?, Ok(0), "access to /proc/self/fd");
+        for name in ["environ", "pagemap"] {
+            let opened = fs::File::open(format!("/proc/self/{name}"));
+            let error = opened.err().and_then(|error| error.raw_os_error());
+            same!(error, Some(EACCES), "opening {name} of a process that was root");
+        }
+        let parent = format!("/proc/{}/fd", parent());
+        let error = fs::read_dir(parent).err().and_then(|error| error.raw_os_error());
+        same!(error, Some(EACCES), "the descriptors of the parent, which is root");
+        doing("prctl", make(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0, 0]))?;
+        region.store(0, 2);
+        same!(entry()? & (PRESENT | NUMBER), PRESENT, "the page is present, without its number");
+        Ok(())
+    })
+}
+
+fn access(path: &str, wanted: u64) -> Result<sys::Result<u64>, String> {
+    let path = text(Path::new(path))?;
+    Ok(make(libc::SYS_access, [path.as_ptr() as u64, wanted]))
+}
+
+fn parent() -> i32 {
+    // SAFETY: a plain call.
+    unsafe { libc::getppid() }
+}
+
+/// The capabilities for files follow the user id for files.
+fn ids_for_files() -> Verdict {
+    let dir = Dir::new("fsuid", 0o777)?;
+    let roots = dir.entry("roots", false, 0, 0o666)?;
+    let own = dir.entry("own", false, USER, 0o6755)?;
+    let set_id = dir.entry("set_id", false, 0, 0o4777)?;
+    let device = dir.0.join("device");
+    let set = |id: u64| make(libc::SYS_setfsuid, [id]);
+    same!(set(USER), Ok(0), "setfsuid");
+    let [first, second, third] = [text(&roots)?, text(&own)?, text(&device)?];
+    let chown =
+        |path: &CString, user: u64| make(libc::SYS_chown, [path.as_ptr() as u64, user, user]);
+    same!(chown(&first, 0), fails(EPERM), "chown of root's file");
+    same!(chown(&second, 77), fails(EPERM), "chown of the own file");
+    let chmod = make(libc::SYS_chmod, [first.as_ptr() as u64, 0o600]);
+    same!(chmod, fails(EPERM), "chmod of root's file");
+    let mode = u64::from(libc::S_IFCHR | 0o600);
+    let mknod = || make(libc::SYS_mknod, [third.as_ptr() as u64, mode, 0x103]);
+    same!(mknod(), fails(EPERM), "mknod of a device");
+    io(fs::OpenOptions::new().write(true).open(&set_id).and_then(|mut file| file.write_all(b"x")))?;
+    same!(io(fs::metadata(&set_id))?.mode() & 0o7777, 0o777, "the mode after a write");
+    same!(set(0), Ok(USER), "setfsuid back");
+    same!(chown(&second, 77), Ok(0), "chown of the own file, root");
+    same!(mknod(), Ok(0), "mknod of a device, root");
+    Ok(())
+}
+
+/// A nice value within `RLIMIT_NICE` needs no privilege; leaving `SCHED_IDLE` needs the permission
+/// to set the present nice value.
+fn nice_values() -> Verdict {
+    const IDLE: u64 = libc::SCHED_IDLE as u64;
+    let limit = |most: u64| {
+        let limit = [most, 40];
+        let args = [0, u64::from(libc::RLIMIT_NICE), limit.as_ptr() as u64, 0];
+        doing("prlimit", make(libc::SYS_prlimit64, args))
+    };
+    let set = |policy: u64, nice: i32| {
+        let words = [48 | policy << 32, 0, nice as u32 as u64, 0, 0, 0];
+        make(libc::SYS_sched_setattr, [0, words.as_ptr() as u64, 0])
+    };
+    let setpriority = |nice: i32| make(libc::SYS_setpriority, [0, 0, nice as u64]);
+    if limit(0).is_err() {
+        println!("# CAP_SYS_RESOURCE is missing");
+        return Ok(());
+    }
+    as_user(|| {
+        same!(setpriority(5), Ok(0), "a larger nice value");
+        same!(setpriority(4), fails(EACCES), "a smaller nice value without a limit");
+        limit(17)?;
+        same!(setpriority(3), Ok(0), "the smallest nice value of the limit");
+        same!(setpriority(2), fails(EACCES), "a nice value below the limit");
+        same!(set(0, 2), fails(EPERM), "the same by sched_setattr");
+        same!(set(0, 4), Ok(0), "a larger nice value by sched_setattr");
+        same!(set(0, 3), Ok(0), "the smallest nice value by sched_setattr");
+        same!(set(IDLE, 0), Ok(0), "SCHED_IDLE");
+        limit(1)?;
+        same!(set(0, 19), fails(EPERM), "leaving SCHED_IDLE with a larger nice value");
+        limit(17)?;
+        same!(set(0, 19), Ok(0), "leaving SCHED_IDLE with the permission for the present value");
+        Ok(())
+    })
+}
+
 /// A user may leave `SCHED_IDLE` only if it could set the nice value.
 fn idle_policy() -> Verdict {
     let zero = 0i32;
@@ -447,6 +625,11 @@ const CHECKS: &[Check] = &[
     ("ids_of_ipc", ids_of_ipc),
     ("signals_to_all", signals_to_all),
     ("times_and_owners", times_and_owners),
+    ("owners_beside_modes", owners_beside_modes),
+    ("sticky_directories", sticky_directories),
+    ("own_descriptors", own_descriptors),
+    ("ids_for_files", ids_for_files),
+    ("nice_values", nice_values),
     ("idle_policy", idle_policy),
 ];
 

@@ -11,6 +11,7 @@ use faultless_guest::{ensure, same};
 use libc::{E2BIG, ENOMEM};
 use std::ffi::CString;
 use std::fs;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::Ordering;
 
@@ -206,15 +207,10 @@ fn limit_files(bytes: u64) -> Verdict {
 /// A file grows to the limit; beyond it, the calls fail and the thread gets a signal.
 fn sizes_of_files() -> Verdict {
     const LIMIT: u64 = 10_000;
-    // SAFETY: the name is text, and the new descriptor belongs to the file.
-    let file = unsafe {
-        let fd = doing("memfd_create", checked(libc::memfd_create(c"rlimits".as_ptr(), 0)))?;
-        fs::File::from_raw_fd(fd)
-    };
+    let file = limited_file()?;
     let (fd, bytes) = (file.as_raw_fd() as u64, [7u8; 2000]);
     let at = bytes.as_ptr() as u64;
     let length = || file.metadata().map_or(0, |meta| meta.len());
-    doing("sigaction", signal::handle(libc::SIGXFSZ, signal::note, 0))?;
     // Makes a call, and checks the length and the number of signals afterwards.
     let expect = |what: &str, result: sys::Result<u64>, expected, len: u64, signals: u64| {
         let before = NOTED.count.swap(0, Ordering::Relaxed);
@@ -289,6 +285,103 @@ fn sizes_of_files() -> Verdict {
     Ok(())
 }
 
+/// Makes a file for the limit of the size of files, whose signal is noted.
+fn limited_file() -> Result<fs::File, String> {
+    doing("sigaction", signal::handle(libc::SIGXFSZ, signal::note, 0))?;
+    // SAFETY: the name is text, and the new descriptor belongs to the file.
+    unsafe {
+        let fd = doing("memfd_create", checked(libc::memfd_create(c"rlimits".as_ptr(), 0)))?;
+        Ok(fs::File::from_raw_fd(fd))
+    }
+}
+
+/// Bytes of a pipe that a `splice` cannot write stay in the pipe.
+fn spliced_bytes_stay_in_the_pipe() -> Verdict {
+    let file = limited_file()?;
+    let fd = file.as_raw_fd() as u64;
+    let (mut from, mut to) = doing("pipe", std::io::pipe().map_err(|_| Errno::last()))?;
+    let error = |error: std::io::Error| error.to_string();
+    to.write_all(b"hello").map_err(error)?;
+    let ends = [from.as_raw_fd(), to.as_raw_fd()].map(|fd| fd as u64);
+    let splice = |len: u64| make(libc::SYS_splice, [ends[0], 0, fd, 0, len, 0]);
+    let signals = || NOTED.count.swap(0, Ordering::Relaxed);
+    let queued = || {
+        let mut count = 0i32;
+        let at = (&raw mut count) as u64;
+        make(libc::SYS_ioctl, [ends[0], libc::FIONREAD, at])?;
+        Ok::<_, Errno>(std::hint::black_box(count))
+    };
+    limit_files(3)?;
+    same!(splice(5), Ok(3), "splice across the limit");
+    same!(signals(), 1, "the signals of splice across the limit");
+    same!(queued(), Ok(2), "the bytes left in the pipe");
+    same!(splice(5), Err(Errno(libc::EFBIG)), "splice at the limit");
+    same!(signals(), 1, "the signals of splice at the limit");
+    same!(queued(), Ok(2), "the bytes left in the pipe at the limit");
+    limit_files(libc::RLIM_INFINITY)?;
+    same!(splice(5), Ok(2), "splice without a limit");
+    same!(fs::read(format!("/proc/self/fd/{fd}")).map_err(error)?, b"hello", "the file");
+    // A full pipe: the rest stays in the source.
+    let (mut second, full) = doing("pipe", std::io::pipe().map_err(|_| Errno::last()))?;
+    let [second_fd, full_fd] = [second.as_raw_fd(), full.as_raw_fd()].map(|fd| fd as u64);
+    let capacity = make(libc::SYS_fcntl, [full_fd, libc::F_GETPIPE_SZ as u64]);
+    let capacity = doing("fcntl", capacity)? as usize;
+    file.set_len(2 * capacity as u64).map_err(error)?;
+    let mut zero = 0u64;
+    let at = (&raw mut zero) as u64;
+    let fill = make(libc::SYS_splice, [fd, at, full_fd, 0, 2 * capacity as u64, 0]);
+    same!(fill, Ok(capacity as u64), "splice of a file to a pipe that becomes full");
+    same!(std::hint::black_box(zero), capacity as u64, "the offset in the file");
+    to.write_all(b"world").map_err(error)?;
+    let across = |flags: u64| make(libc::SYS_splice, [ends[0], 0, full_fd, 0, 5, flags]);
+    let at_once = u64::from(libc::SPLICE_F_NONBLOCK);
+    same!(across(at_once), Err(Errno(libc::EAGAIN)), "splice to a full pipe");
+    same!(queued(), Ok(5), "the bytes left in the source");
+    same!(across(64), Err(Errno(libc::EINVAL)), "splice with an unknown flag");
+    second.read_exact(&mut vec![0; capacity]).map_err(error)?;
+    same!(across(0), Ok(5), "splice to an empty pipe");
+    let mut word = [0; 5];
+    second.read_exact(&mut word).map_err(error)?;
+    same!(&word, b"world", "the moved bytes");
+    same!(
+        make(libc::SYS_splice, [second_fd, 0, fd, 0, 5, at_once]),
+        Err(Errno(libc::EAGAIN)),
+        "splice of an empty pipe"
+    );
+    drop(full);
+    same!(make(libc::SYS_splice, [second_fd, 0, fd, 0, 5, 0]), Ok(0), "splice at the end of file");
+    let _ = from.read(&mut []);
+    Ok(())
+}
+
+/// Modes that `fallocate` does not support fail without a signal, also beyond the limit; and a range
+/// beyond the largest offset is invalid without a signal.
+fn invalid_ranges_send_no_signal() -> Verdict {
+    let file = limited_file()?;
+    let fd = file.as_raw_fd() as u64;
+    limit_files(100)?;
+    let allocate = |mode: u64, len: u64| make(libc::SYS_fallocate, [fd, mode, 0, len]);
+    for mode in [0x2, 0x8, 0x10, 0x11, 0x20, 0x40, 0x100] {
+        same!(allocate(mode, 200), Err(Errno(libc::EOPNOTSUPP)), "fallocate of mode {mode:#x}");
+    }
+    same!(allocate(8, 0), Err(Errno(libc::EINVAL)), "fallocate of no bytes");
+    let (bytes, most) = ([0u8; 10], i64::MAX as u64);
+    for (name, number) in [("pread", libc::SYS_pread64), ("pwrite", libc::SYS_pwrite64)] {
+        let call = |len: u64, at: u64| make(number, [fd, bytes.as_ptr() as u64, len, at]);
+        same!(call(10, most), Err(Errno(libc::EINVAL)), "{name} across the largest offset");
+        same!(call(10, most - 9), Err(Errno(libc::EINVAL)), "{name} of one byte too many");
+        same!(call(0, most), Ok(0), "{name} of no bytes at the largest offset");
+    }
+    let position = make(libc::SYS_lseek, [fd, most, libc::SEEK_SET as u64]);
+    same!(position, Ok(most), "lseek to the largest offset");
+    for (name, number) in [("read", libc::SYS_read), ("write", libc::SYS_write)] {
+        let moved = make(number, [fd, bytes.as_ptr() as u64, 10]);
+        same!(moved, Err(Errno(libc::EINVAL)), "{name} at the largest offset");
+    }
+    same!(NOTED.count.load(Ordering::Relaxed), 0, "the signals");
+    Ok(())
+}
+
 /// A process has at most `fs.nr_open` descriptors.
 fn descriptors() -> Verdict {
     let text = fs::read_to_string("/proc/sys/fs/nr_open").map_err(|error| error.to_string())?;
@@ -326,6 +419,8 @@ fn errors_of_limits() -> Verdict {
 
 const CHECKS: &[Check] = &[
     ("sizes_of_files", sizes_of_files),
+    ("spliced_bytes_stay_in_the_pipe", spliced_bytes_stay_in_the_pipe),
+    ("invalid_ranges_send_no_signal", invalid_ranges_send_no_signal),
     ("descriptors", descriptors),
     ("errors_of_limits", errors_of_limits),
     ("stacks_grow_to_their_limit", stacks_grow_to_their_limit),

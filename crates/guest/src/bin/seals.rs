@@ -129,6 +129,61 @@ fn future_writes() -> Verdict {
     Ok(())
 }
 
+/// `MADV_REMOVE` frees the pages of a file, unless a seal forbids stores, even through an older
+/// mapping.
+fn sealed_files_have_no_new_holes() -> Verdict {
+    let file = sealable(0)?;
+    let mapped = doing("mmap", map(&file, WRITE, SHARED))?;
+    mapped.store(0, 5);
+    same!(errno(mapped.advise(0, PAGE, libc::MADV_REMOVE)), 0, "MADV_REMOVE");
+    same!(mapped.load(0), 0, "the removed word");
+    mapped.store(0, 6);
+    same!(seal(&file, FUTURE_WRITE), 0, "F_SEAL_FUTURE_WRITE");
+    same!(errno(mapped.advise(0, PAGE, libc::MADV_REMOVE)), EPERM, "MADV_REMOVE of a sealed file");
+    same!(mapped.load(0), 6, "the word");
+    // Memory without a file.
+    let region = doing("mmap", Region::shared(PAGE))?;
+    region.store(0, 7);
+    same!(errno(region.advise(0, PAGE, libc::MADV_REMOVE)), 0, "MADV_REMOVE of anonymous memory");
+    same!(region.load(0), 0, "its word");
+    Ok(())
+}
+
+/// Mappings that cannot store to the file do not refuse a seal at any time.
+fn harmless_mappings_allow_the_seal() -> Verdict {
+    let (ended, fd) = (AtomicBool::new(false), AtomicI32::new(-1));
+    for (prot, flags, access) in
+        [(WRITE, libc::MAP_PRIVATE, libc::O_RDWR), (READ, SHARED, libc::O_RDONLY)]
+    {
+        ended.store(false, Ordering::Relaxed);
+        let what = format!("F_SEAL_WRITE beside mappings of {prot} and {flags}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    // The file may be closed.
+                    drop(Region::map(PAGE, prot, flags, fd.load(Ordering::Relaxed), 0));
+                }
+            });
+            let sealed = (0..2000).try_for_each(|round| {
+                let file = sealable(0)?;
+                let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+                // SAFETY: the path is text.
+                let opened = checked(unsafe { libc::open(path.as_ptr().cast(), access) });
+                let opened = doing("open", opened)?;
+                fd.store(opened, Ordering::Relaxed);
+                let sealed = (0..5).map(|_| seal(&file, F_SEAL_WRITE)).find(|error| *error != 0);
+                // SAFETY: a descriptor of this check.
+                unsafe { libc::close(opened) };
+                same!(sealed, None, "{what}, round {round}");
+                Ok(())
+            });
+            ended.store(true, Ordering::Relaxed);
+            sealed
+        })?;
+    }
+    Ok(())
+}
+
 /// Seals of the length, also for writes that cross the end.
 fn lengths() -> Verdict {
     let file = sealable(0)?;
@@ -172,9 +227,9 @@ fn invalid_and_initial_seals() -> Verdict {
     Ok(())
 }
 
-/// Calls `act` again and again, while another thread tries to add `F_SEAL_WRITE` to `file`. Returns
-/// the last error of `act`, -1 if a seal was added, or 0.
-fn beside_seals(file: &File, mut act: impl FnMut() -> sys::Result<()> + Send) -> i32 {
+/// Calls `act` again and again, while another thread tries to add `seals` to `file`. Returns the
+/// last error of `act`, -1 if a seal was added, or 0.
+fn beside_seals(file: &File, seals: i32, mut act: impl FnMut() -> sys::Result<()> + Send) -> i32 {
     let (ended, wrong) = (AtomicBool::new(false), AtomicI32::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -186,7 +241,7 @@ fn beside_seals(file: &File, mut act: impl FnMut() -> sys::Result<()> + Send) ->
             ended.store(true, Ordering::Relaxed);
         });
         while !ended.load(Ordering::Relaxed) {
-            if seal(file, F_SEAL_WRITE) != EBUSY {
+            if seal(file, seals) != EBUSY {
                 wrong.store(-1, Ordering::Relaxed);
             }
         }
@@ -198,8 +253,16 @@ fn beside_seals(file: &File, mut act: impl FnMut() -> sys::Result<()> + Send) ->
 fn refused_seals_have_no_effect() -> Verdict {
     let file = sealable(0)?;
     let _mapped = doing("mmap", map(&file, WRITE, SHARED))?;
-    let error = beside_seals(&file, || map(&file, WRITE, SHARED).map(drop));
+    let error = beside_seals(&file, F_SEAL_WRITE, || map(&file, WRITE, SHARED).map(drop));
     same!(error, 0, "the error of mmap beside refused seals");
+    let mut mode = 0o700;
+    let chmod = || {
+        mode ^= 0o011;
+        // SAFETY: no memory is passed.
+        unsafe { call(libc::SYS_fchmod, [file.as_raw_fd() as u64, mode]) }.map(drop)
+    };
+    // The file is executable, so this seal contains `F_SEAL_WRITE`.
+    same!(beside_seals(&file, EXEC, chmod), 0, "the error of fchmod beside refused seals");
     same!(seals(&file), 0, "the seals");
     Ok(())
 }
@@ -218,14 +281,14 @@ fn moving_mappings_exclude_the_seal() -> Verdict {
     doing("mmap", mapped)?;
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
     let mut at = 0;
-    let error = beside_seals(&file, || {
+    let error = beside_seals(&file, F_SEAL_WRITE, || {
         let (from, to) = (places[at], places[1 - at]);
         at = 1 - at;
         make(libc::SYS_mremap, [from, PAGE, PAGE, flags, to, 0])
     });
     same!(error, 0, "the error of mremap beside refused seals");
-    let error =
-        beside_seals(&file, || make(libc::SYS_remap_file_pages, [places[at], PAGE, 0, 1, 0, 0]));
+    let remap = || make(libc::SYS_remap_file_pages, [places[at], PAGE, 0, 1, 0, 0]);
+    let error = beside_seals(&file, F_SEAL_WRITE, remap);
     same!(error, 0, "the error of remap_file_pages beside refused seals");
     same!(seals(&file), 0, "the seals");
     Ok(())
@@ -282,6 +345,8 @@ const CHECKS: &[Check] = &[
     ("writable_mappings_exclude_the_seal", writable_mappings_exclude_the_seal),
     ("sealed_files_cannot_be_changed", sealed_files_cannot_be_changed),
     ("future_writes", future_writes),
+    ("sealed_files_have_no_new_holes", sealed_files_have_no_new_holes),
+    ("harmless_mappings_allow_the_seal", harmless_mappings_allow_the_seal),
     ("lengths", lengths),
     ("invalid_and_initial_seals", invalid_and_initial_seals),
 ];
