@@ -271,8 +271,13 @@ fn refused_seals_have_no_effect() -> Verdict {
 fn moving_mappings_exclude_the_seal() -> Verdict {
     let file = sealable(0)?;
     let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let reserved = doing("mmap", Region::map(64 * PAGE, NONE, private, -1, 0))?;
-    let places = [reserved.start(), reserved.start() + 60 * PAGE];
+    const PAGES: u64 = 4096;
+    let reserved = doing("mmap", Region::map(PAGES * PAGE, NONE, private, -1, 0))?;
+    let places = [reserved.start(), reserved.start() + (PAGES - 1) * PAGE];
+    // Many mappings between the two places make a search for mappings slow.
+    for page in (2..PAGES - 2).step_by(2) {
+        doing("mprotect", reserved.protect(page * PAGE, PAGE, READ))?;
+    }
     let fixed = (SHARED | libc::MAP_FIXED) as u64;
     let fd = file.as_raw_fd() as u64;
     // SAFETY: the reserved memory belongs to this check.
