@@ -267,6 +267,9 @@ fn short_writes() -> Verdict {
     same!(write(end - 4, 10, 4 * PAGE - 2), Ok(4), "a write across two pages");
     model.write(4 * PAGE - 2, tail(4));
     model.check("a write across two pages")?;
+    same!(write(end - 100, PAGE, PAGE), Ok(100), "a write of a part of a page that is there");
+    model.write(PAGE, tail(100));
+    model.check("a write of a part of a page that is there")?;
     // A mapping of the file beyond its end cannot be read, even by the write that would move the
     // end.
     let file = memory_file()?;

@@ -342,7 +342,8 @@ pub fn mremap(args: Args<'_>) -> Result {
     }
     note_peaks(old);
     let remap = || {
-        // Otherwise, a mapping that moves could be missed, and its file be sealed.
+        // For a search for mappings, the move is one step, whatever steps the subsystem takes: a
+        // missed mapping would let its file be sealed.
         let _stores = memory::keep_stores();
         of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))
     };
