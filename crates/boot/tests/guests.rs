@@ -85,7 +85,7 @@ fn users() {
 #[test]
 fn rights() {
     for machine in machines() {
-        let ran = passes(&machine, "rights", &[], 10);
+        let ran = passes(&machine, "rights", &[], 11);
         assert!(!ran.output.contains("# CAP_SYS_RESOURCE is missing"), "{ran}");
     }
 }

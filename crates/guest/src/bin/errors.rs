@@ -267,9 +267,11 @@ fn short_writes() -> Verdict {
     same!(write(end - 4, 10, 4 * PAGE - 2), Ok(4), "a write across two pages");
     model.write(4 * PAGE - 2, tail(4));
     model.check("a write across two pages")?;
-    same!(write(end - 100, PAGE, PAGE), Ok(100), "a write of a part of a page that is there");
-    model.write(PAGE, tail(100));
-    model.check("a write of a part of a page that is there")?;
+    for (page, what) in [(PAGE, "a page that is there"), (2 * PAGE, "a hole")] {
+        same!(write(end - 100, PAGE, page), Ok(100), "a short write to {what}");
+        model.write(page, tail(100));
+        model.check(&format!("a short write to {what}"))?;
+    }
     // A mapping of the file beyond its end cannot be read, even by the write that would move the
     // end.
     let file = memory_file()?;

@@ -561,6 +561,25 @@ fn ids_for_files() -> Verdict {
     Ok(())
 }
 
+/// A user may only lower a hard limit.
+fn hard_limits() -> Verdict {
+    as_user(|| {
+        let set = |new: [u64; 2]| {
+            let mut old = [0u64; 2];
+            let core = u64::from(libc::RLIMIT_CORE);
+            let args = [0, core, new.as_ptr() as u64, old.as_mut_ptr() as u64];
+            make(libc::SYS_prlimit64, args).map(|_| std::hint::black_box(old))
+        };
+        doing("prlimit", set([2, 5]))?;
+        same!(set([6, 5]), fails(EINVAL), "a soft limit above the hard limit");
+        same!(set([6, 6]), fails(EPERM), "a higher hard limit");
+        same!(set([5, 5]), Ok([2, 5]), "a higher soft limit");
+        same!(set([0, 4]), Ok([5, 5]), "a lower hard limit");
+        same!(set([0, 5]), fails(EPERM), "the hard limit before");
+        Ok(())
+    })
+}
+
 /// A nice value within `RLIMIT_NICE` needs no privilege; leaving `SCHED_IDLE` needs the permission
 /// to set the present nice value.
 fn nice_values() -> Verdict {
@@ -629,6 +648,7 @@ const CHECKS: &[Check] = &[
     ("sticky_directories", sticky_directories),
     ("own_descriptors", own_descriptors),
     ("ids_for_files", ids_for_files),
+    ("hard_limits", hard_limits),
     ("nice_values", nice_values),
     ("idle_policy", idle_policy),
 ];
