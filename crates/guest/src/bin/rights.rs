@@ -431,8 +431,7 @@ fn owners_beside_modes() -> Verdict {
     let dir = Dir::new("owners", 0o755)?;
     let path = dir.entry("file", false, USER, 0o600)?;
     let ended = doing("mmap", Shared::new(AtomicBool::new(false)))?;
-    let user = doing(
-        "fork",
+    let users = [(); 3].map(|()| {
         fork(|| {
             let Ok(path) = text(&path) else { return 1 };
             let became = become_user();
@@ -441,8 +440,8 @@ fn owners_beside_modes() -> Verdict {
                 let _ = make(libc::SYS_chmod, [path.as_ptr() as u64, 0o777]);
             }
             i32::from(became.is_err())
-        }),
-    )?;
+        })
+    });
     let rounds = (0..10_000).try_for_each(|round| {
         io(chown(&path, Some(0), Some(0)))?;
         io(fs::set_permissions(&path, Permissions::from_mode(0o600)))?;
@@ -453,7 +452,9 @@ fn owners_beside_modes() -> Verdict {
         io(chown(&path, Some(USER as u32), None))
     });
     ended.store(true, Ordering::Relaxed);
-    same!(user.wait(), Ok(Status::Exited(0)), "the user's process");
+    for user in users {
+        same!(doing("fork", user)?.wait(), Ok(Status::Exited(0)), "a process of the user");
+    }
     rounds
 }
 
@@ -590,7 +591,7 @@ fn nice_values() -> Verdict {
         doing("prlimit", make(libc::SYS_prlimit64, args))
     };
     let set = |policy: u64, nice: i32| {
-        let words = [48 | policy << 32, 0, nice as u32 as u64, 0, 0, 0];
+        let words = [48 | policy << 32, 0, u64::from(nice as u32), 0, 0, 0];
         make(libc::SYS_sched_setattr, [0, words.as_ptr() as u64, 0])
     };
     let setpriority = |nice: i32| make(libc::SYS_setpriority, [0, 0, nice as u64]);

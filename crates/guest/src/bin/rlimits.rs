@@ -285,7 +285,7 @@ fn sizes_of_files() -> Verdict {
     Ok(())
 }
 
-/// Makes a file for the limit of the size of files, whose signal is noted.
+/// Makes a file for the limit of the size of files, and notes the signals of the limit.
 fn limited_file() -> Result<fs::File, String> {
     doing("sigaction", signal::handle(libc::SIGXFSZ, signal::note, 0))?;
     // SAFETY: the name is text, and the new descriptor belongs to the file.
@@ -354,8 +354,8 @@ fn spliced_bytes_stay_in_the_pipe() -> Verdict {
     Ok(())
 }
 
-/// Modes that `fallocate` does not support fail without a signal, also beyond the limit; and a range
-/// beyond the largest offset is invalid without a signal.
+/// Unsupported modes of `fallocate` fail without a signal, also beyond the limit. A range beyond the
+/// largest offset is invalid without a signal, too.
 fn invalid_ranges_send_no_signal() -> Verdict {
     let file = limited_file()?;
     let fd = file.as_raw_fd() as u64;

@@ -342,8 +342,8 @@ pub fn mremap(args: Args<'_>) -> Result {
     }
     note_peaks(old);
     let remap = || {
-        // For a search for mappings, the move is one step, whatever steps the subsystem takes: a
-        // missed mapping would let its file be sealed.
+        // A search for mappings must see the move as one step: the file of a missed mapping could
+        // be sealed. The subsystem may move several mappings in several steps.
         let _stores = memory::keep_stores();
         of_caller(|space, cpu| space.mremap(cpu, args.a(), old, new, flags, args.e()))
     };
