@@ -426,6 +426,25 @@ fn appending_copies() -> Verdict {
     same!(send(&written), fails(EBADF), "sendfile to a file opened for reading");
     let splice = make(libc::SYS_splice, [fd(&writer), 0, fd(&read), 0, 5, 0]);
     same!(splice, fails(EBADF), "splice from the wrong end");
+    // A pipe has no offsets.
+    let target = memory_file()?;
+    let splice = |from: (&File, u64), to: (&File, u64)| {
+        make(libc::SYS_splice, [fd(from.0), from.1, fd(to.0), to.1, 5, 0])
+    };
+    same!(
+        splice((&reader, at), (&target, 0)),
+        fails(libc::ESPIPE),
+        "splice at an offset of a pipe"
+    );
+    same!(
+        splice((&source, 0), (&writer, at)),
+        fails(libc::ESPIPE),
+        "splice to an offset of a pipe"
+    );
+    same!(splice((&reader, NULL_PAGE), (&target, 0)), fails(libc::ESPIPE), "an unmapped offset");
+    let send = make(libc::SYS_sendfile, [fd(&target), fd(&reader), at, 5]);
+    same!(send, fails(libc::ESPIPE), "sendfile from an offset of a pipe");
+    same!(length(&target)?, 0, "the length of the target");
     Ok(())
 }
 

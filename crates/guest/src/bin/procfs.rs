@@ -602,6 +602,11 @@ fn modes() -> Verdict {
     }
     same!(mode("/proc/self/pagemap")?, 0o100_400, "the mode of pagemap");
     same!(mode("/proc/self/fd")?, 0o40_500, "the mode of fd");
+    // SAFETY: a plain call.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let read = fs::read("/proc/self/clear_refs").err().and_then(|error| error.raw_os_error());
+    let expected = if is_root { libc::EINVAL } else { libc::EACCES };
+    same!(read, Some(expected), "a read of clear_refs");
     for (flags, expected) in [
         (libc::O_RDONLY, 0o120_500),
         (libc::O_WRONLY, 0o120_300),

@@ -380,6 +380,9 @@ pub fn sendfile(args: Args<'_>) -> Result {
     let (to, from) = (file(args.a())?, file(args.b())?);
     let offset = Offset::read(args.c())?;
     check_ends(&from, &to)?;
+    if offset.at.is_some() && !from.seekable() {
+        return Err(Errno::ESPIPE);
+    }
     let moved = copy((&from, offset.at), (&to, None), args.d(), false)?;
     offset.advance(moved)?;
     Ok(moved)
@@ -433,6 +436,11 @@ pub fn splice(args: Args<'_>) -> Result {
     check_ends(&from, &to)?;
     if from.stream().is_none() && to.stream().is_none() {
         return Err(Errno::EINVAL);
+    }
+    for (file, offset) in [(&from, args.b()), (&to, args.d())] {
+        if offset != 0 && !file.seekable() {
+            return Err(if pipe(file).is_some() { Errno::ESPIPE } else { Errno::EINVAL });
+        }
     }
     let (from_at, to_at) = (Offset::read(args.b())?, Offset::read(args.d())?);
     let at_once = flags & SPLICE_NONBLOCK != 0;
