@@ -45,7 +45,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    both("streams", &[], 9);
+    both("streams", &[], 10);
 }
 
 #[test]

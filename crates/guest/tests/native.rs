@@ -82,7 +82,7 @@ fn files() {
 
 #[test]
 fn streams() {
-    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 8);
+    all_pass(env!("CARGO_BIN_EXE_streams"), &[], 10);
 }
 
 #[test]

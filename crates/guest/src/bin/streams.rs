@@ -217,6 +217,59 @@ fn spliced() -> Verdict {
     Ok(())
 }
 
+/// Each byte of a pipe goes to exactly one of several concurrent readers, which call `splice` or
+/// `read`.
+fn bytes_are_spliced_once() -> Verdict {
+    const BLOCKS: u64 = 3000;
+    const BLOCK: usize = 4096;
+    let (receive, mut send) = pipe(0)?;
+    let files = [create("first")?, create("second")?];
+    let splice = |to: &File| {
+        let args = [receive.as_raw_fd() as u64, 0, to.as_raw_fd() as u64, 0, BLOCK as u64, 0];
+        // SAFETY: no memory is passed.
+        while doing("splice", unsafe { call(libc::SYS_splice, args) })? != 0 {}
+        Ok::<_, String>(())
+    };
+    let read = || {
+        let (mut all, mut block) = (Vec::new(), [0; BLOCK]);
+        loop {
+            match io("read", (&receive).read(&mut block))? {
+                0 => return Ok::<_, String>(all),
+                len => all.extend_from_slice(&block[..len]),
+            }
+        }
+    };
+    let write = move || {
+        (1..=BLOCKS).try_for_each(|block| {
+            let words = block.to_ne_bytes().repeat(BLOCK / 8);
+            io("write", send.write_all(&words))
+        })
+    };
+    let mut all = std::thread::scope(|scope| {
+        let splicers = files.each_ref().map(|file| scope.spawn(|| splice(file)));
+        let (reader, writer) = (scope.spawn(read), scope.spawn(write));
+        let panicked = |_| "a thread panicked".to_owned();
+        writer.join().map_err(panicked)??;
+        for splicer in splicers {
+            splicer.join().map_err(panicked)??;
+        }
+        reader.join().map_err(panicked)?
+    })?;
+    for mut file in files {
+        io("seek", file.seek(SeekFrom::Start(0)))?;
+        io("read", file.read_to_end(&mut all))?;
+    }
+    let mut blocks = Vec::new();
+    for block in all.chunks(BLOCK) {
+        let words: Vec<&[u8]> = block.chunks(8).collect();
+        ensure!(words.windows(2).all(|pair| pair[0] == pair[1]), "a block has several parts");
+        blocks.push(words[0].try_into().map_or(0, u64::from_ne_bytes));
+    }
+    blocks.sort_unstable();
+    ensure!(blocks.iter().copied().eq(1..=BLOCKS), "{} blocks arrived", blocks.len());
+    Ok(())
+}
+
 fn dup(fd: RawFd) -> Result<i32, Errno> {
     // SAFETY: a new descriptor.
     checked(unsafe { libc::dup(fd) })
@@ -469,6 +522,7 @@ const CHECKS: &[Check] = &[
     ("pipe_atomicity", pipe_atomicity),
     ("reopened", reopened),
     ("spliced", spliced),
+    ("bytes_are_spliced_once", bytes_are_spliced_once),
     ("descriptors", descriptors),
     ("polls", polls),
     ("locks", locks),
