@@ -354,8 +354,8 @@ fn spliced_bytes_stay_in_the_pipe() -> Verdict {
     Ok(())
 }
 
-/// Unsupported modes of `fallocate` fail without a signal, also beyond the limit. A range beyond the
-/// largest offset is invalid without a signal, too.
+/// Unsupported modes of `fallocate` fail without a signal, also beyond the limit. A range beyond
+/// the largest offset is invalid without a signal, too.
 fn invalid_ranges_send_no_signal() -> Verdict {
     let file = limited_file()?;
     let fd = file.as_raw_fd() as u64;
