@@ -256,8 +256,8 @@ fn short_writes() -> Verdict {
     let file = memory_file()?;
     let mut model = Model { file: &file, bytes: Vec::new() };
     let write = |from: u64, len: u64, to: u64| make(libc::SYS_pwrite64, [fd(&file), from, len, to]);
-    same!(write(end, 10, 0), fails(EFAULT), "a write of nothing that is there");
-    model.check("a write of nothing that is there")?;
+    same!(write(end, 10, 0), fails(EFAULT), "a write from an unmapped address");
+    model.check("a write from an unmapped address")?;
     same!(write(end - 100, PAGE, 0), Ok(100), "a write to a new page");
     model.write(0, tail(100));
     model.check("a write to a new page")?;
