@@ -356,14 +356,11 @@ fn polls() -> Verdict {
     let file = create("a")?;
     let both = libc::POLLIN | libc::POLLOUT;
     same!(poll(&file, both, -1), Ok((1, both)), "a file");
-    let mut nobody = libc::pollfd { fd: 999, events: libc::POLLIN, revents: 0 };
+    let mut closed = libc::pollfd { fd: 999, events: libc::POLLIN, revents: 0 };
     // SAFETY: the pointer is to a local.
-    same!(
-        checked(unsafe { libc::poll(&raw mut nobody, 1, -1) }),
-        Ok(1),
-        "poll of a closed descriptor"
-    );
-    same!(nobody.revents, libc::POLLNVAL, "the event of a closed descriptor");
+    let polled = checked(unsafe { libc::poll(&raw mut closed, 1, -1) });
+    same!(polled, Ok(1), "poll of a closed descriptor");
+    same!(closed.revents, libc::POLLNVAL, "the event of a closed descriptor");
     Ok(())
 }
 
