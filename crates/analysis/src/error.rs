@@ -44,7 +44,8 @@ pub enum Error {
     },
     /// The host has too little memory.
     #[error(
-        "{what}: needs {} of memory; {} are available {limit}, and {} of them are reserved for other programs",
+        "{what}: needs {} of memory; {} are available {limit}, and {} of them are reserved for other programs: use a smaller size or fewer CPUs, or \
+          end other programs",
         size(*needed), size(*available), size(*spare)
     )]
     Memory {
@@ -130,6 +131,11 @@ impl Error {
     /// Creates the error of a failed call of the host's kernel.
     pub fn host(what: impl fmt::Display, source: impl Into<io::Error>) -> Self {
         Self::Host { what: what.to_string(), source: source.into() }
+    }
+
+    /// Returns whether the results cannot be written, so that further runs are useless.
+    pub fn is_output(&self) -> bool {
+        matches!(self, Self::Output { .. } | Self::Closed)
     }
 
     /// Returns whether the input of the caller is wrong, so that no run has started.

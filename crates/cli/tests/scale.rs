@@ -3,8 +3,11 @@
 mod common;
 
 use common::{Ran, command, faultless, interrupted, json_lines, value};
+use faultless_trace::event::{
+    Access, Backing, Birth, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
+};
 use faultless_trace::plan::Plan;
-use faultless_trace::recordings;
+use faultless_trace::{Trace, compact, recordings};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 
@@ -260,4 +263,47 @@ fn wrong_arguments_are_explained() {
         let error = faultless(&[&["scale"], args].concat()).fails(2);
         assert!(error.contains(says), "{args:?}: {error}");
     }
+}
+
+/// A machine has at most 1,024 CPUs, and a simulated replay needs a CPU for each thread.
+#[test]
+fn recording_with_more_threads_than_cpus_is_not_simulated() {
+    const THREADS: u32 = 1025;
+    let rw = Prot::READ | Prot::WRITE;
+    let (start, len, backing) = (1 << 30, u64::from(THREADS) << 12, Backing::Anon);
+    let map = Kind::Map { start, len, prot: rw, flags: 0x22, backing };
+    let spawn = |child| (0, Kind::Spawn { child, birth: Birth::Thread });
+    let fault = |thread: u32| {
+        let (page, access) = (start + (u64::from(thread) << 12), Access::Write);
+        (thread, Kind::Fault { page, access, kernel: false, present: false, instruction: None })
+    };
+    let events =
+        [(0, map)].into_iter().chain((1..THREADS).map(spawn)).chain((0..THREADS).map(fault));
+    let trace = Trace {
+        header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
+        processes: vec![ProcessInfo { parent: None }],
+        threads: vec![ThreadInfo { process: 0, name: String::new() }; THREADS as usize],
+        events: (0..)
+            .zip(events)
+            .map(|(time_us, (thread, kind))| Event { time_us, thread, kind })
+            .collect(),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let [file, html] = ["many.fltrace", "many.html"].map(|name| dir.path().join(name));
+    compact::write(&file, &trace).expect("written");
+    let [file, html] = [&file, &html].map(|path| path.to_str().expect("text"));
+    for args in [
+        &["scale", file][..],
+        &["compare", "--quick", "--only", file],
+        &["replay", file, "--html", html],
+    ] {
+        let ran = faultless(args);
+        assert_eq!(ran.out, "", "{args:?}");
+        let error = ran.fails(2);
+        for said in ["many: ", "1,025 threads", "at most 1,024 CPUs", "without --html"] {
+            assert!(error.contains(said), "{args:?}: no {said:?} in {error}");
+        }
+    }
+    // On this machine the threads share CPUs.
+    faultless(&["replay", file]).succeeds();
 }

@@ -142,12 +142,13 @@ impl Defaults {
             observer.begin(&format!("{} on and off, simulated", mechanism.knob));
             match mechanism.row(needs, figures, observer) {
                 Ok(row) => all.rows.extend(row),
+                Err(error) if error.is_output() => return Err(error),
                 Err(error) => failures.push(error.to_string()),
             }
         }
         match all.prefault(needs, figures, observer) {
             Ok(()) => {}
-            Err(Error::Closed) => return Err(Error::Closed),
+            Err(error) if error.is_output() => return Err(error),
             Err(error) => failures.push(error.to_string()),
         }
         Ok(all)
@@ -171,7 +172,7 @@ impl Defaults {
             for (at, regime) in std::iter::once(&Regime::OFF).chain(&regimes).enumerate() {
                 let settings = settings.with_regime(*regime);
                 let Some((mut ran, context)) =
-                    subject.run(needs.profile, source.cpus(), 0, &settings)?
+                    subject.run(needs.profile, source.simulated_cpus()?, 0, &settings)?
                 else {
                     return Ok(());
                 };
@@ -274,6 +275,9 @@ fn settings<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::Context;
+    use crate::figures::Number;
+    use std::io;
 
     #[test]
     fn each_mechanism_is_a_knob_and_differs_from_off() {
@@ -291,5 +295,34 @@ mod tests {
         let set = settings(&[], ["prefault_max_order=3"].into_iter()).expect("valid");
         assert_eq!(set.regime.order, 3);
         assert_eq!(settings(&[], std::iter::empty()).expect("valid").regime.order, 0);
+    }
+
+    /// An output that takes no figure.
+    struct Broken(fn() -> Error);
+
+    impl Figures for Broken {
+        fn figure(&mut self, _: &Context, _: &str, _: &str, _: Number) -> Result<(), Error> {
+            Err(self.0())
+        }
+    }
+
+    #[test]
+    fn error_of_the_output_ends_the_comparison() {
+        let profile = Profile::bundled("two-socket").expect("it is bundled");
+        let needs = Needs {
+            profile: &profile,
+            cpus: 1,
+            given: &[],
+            mechanisms: true,
+            recordings: &[],
+            orders: &[],
+        };
+        let full =
+            || Error::Output { to: "file".into(), source: io::ErrorKind::StorageFull.into() };
+        for error in [full, || Error::Closed] {
+            let mut failures = Vec::new();
+            let run = Defaults::run(&needs, &mut Broken(error), &(), &mut failures);
+            assert!(run.is_err_and(|error| error.is_output()), "{failures:?}");
+        }
     }
 }

@@ -3,8 +3,9 @@
 use super::native::ReplayError;
 use crate::context::Context;
 use crate::error::Error;
+use crate::number::grouped;
 use crate::settings::Settings;
-use faultless::PAGE_SIZE;
+use faultless::{MAX_CPUS, PAGE_SIZE};
 use faultless_trace::plan::Plan;
 use faultless_trace::{Kind, Trace, recordings};
 use serde_json::Map;
@@ -44,7 +45,27 @@ impl Source {
 
     /// Returns the CPUs of the machine for the replay: one for each thread, up to the limit.
     pub fn cpus(&self) -> usize {
-        self.plan.threads().len().clamp(1, faultless::MAX_CPUS)
+        self.plan.threads().len().clamp(1, MAX_CPUS)
+    }
+
+    /// Returns the CPUs of the simulated machine for the replay: one for each thread.
+    ///
+    /// # Errors
+    /// The recording has more threads than a simulated machine can have CPUs.
+    pub fn simulated_cpus(&self) -> Result<usize, Error> {
+        let threads = self.plan.threads().len();
+        if threads <= MAX_CPUS {
+            return Ok(threads.max(1));
+        }
+        Err(Error::input(
+            &self.name,
+            format_args!(
+                "the recording has {} threads, and at most {} CPUs can be simulated, one for each thread: record a run with \
+                 fewer threads, or use `faultless replay` without --html, which runs all threads on this machine",
+                grouped(threads as u64),
+                grouped(MAX_CPUS as u64)
+            ),
+        ))
     }
 
     /// Returns the bytes of memory for the replay: each touched or populated page once, doubled for

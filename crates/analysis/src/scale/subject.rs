@@ -130,6 +130,7 @@ impl Subject {
                 Ok((Ran::new(&system, Sample::of(&outcome)), context))
             }
             Self::Recording(source) => {
+                source.simulated_cpus()?;
                 let system = machine(profile, cpus, source.memory(), seed)?;
                 settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
                 let sample =

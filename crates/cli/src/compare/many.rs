@@ -12,9 +12,8 @@ use std::io::Write;
 /// # Errors
 /// The output is closed.
 pub fn print(many: &Many, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
-    let Some(first) = many.rows.iter().find(|row| !row.rates.is_empty()) else {
-        return Ok(());
-    };
+    let has_rate = |row: &&Row| row.rates.iter().any(|(_, rate)| rate.is_some());
+    let Some(first) = many.rows.iter().find(has_rate) else { return Ok(()) };
     writeln!(
         out,
         "\nMany CPUs: simulated (profile {}), a second, prefault off; the same figures on every run",
@@ -22,12 +21,17 @@ pub fn print(many: &Many, out: &mut dyn Write, style: Style) -> Result<(), CliEr
     )?;
     let mut head = ["workload", "CPUs", "of"].map(str::to_owned).to_vec();
     head.extend(first.rates.iter().map(|(policy, _)| policy.name().to_owned()));
-    head.extend(first.beside_best().map(|(last, _)| format!("{} to the best lock", last.name())));
+    let compared = many.rows.iter().find_map(Row::beside_best);
+    head.extend(compared.map(|(last, _)| format!("{} to the best lock", last.name())));
     let mut table = table::numbers(&head, style);
     for row in &many.rows {
         let mut cells = vec![row.name.clone(), row.cpus.to_string(), row.unit.to_owned()];
-        cells.extend(row.rates.iter().map(|(_, rate)| scaled(*rate).trim().to_owned()));
-        cells.extend(row.beside_best().map(|(_, ratio)| words::rate(ratio)));
+        let rate = |rate: Option<f64>| {
+            rate.map_or("failed".to_owned(), |rate| scaled(rate).trim().to_owned())
+        };
+        cells.extend(row.rates.iter().map(|(_, it)| rate(*it)));
+        let ratio = row.beside_best().map_or("-".to_owned(), |(_, ratio)| words::rate(ratio));
+        cells.extend(compared.map(|_| ratio));
         table::row(&mut table, cells);
     }
     writeln!(out, "{table}")?;
@@ -63,13 +67,18 @@ mod tests {
 
     #[test]
     fn last_policy_is_compared_with_the_best_other() {
-        let row = |rates: [f64; 3]| Row {
+        let row = |rates: [Option<f64>; 3]| Row {
             name: "w".into(),
             unit: "pages",
             cpus: 64,
             rates: Locking::ALL.into_iter().zip(rates).collect(),
         };
-        let rows = vec![row([10.0, 20.0, 60.0]), row([30.0, 10.0, 30.0]), row([2.0, 1.0, 1.0])];
+        let rows = vec![
+            row([Some(10.0), Some(20.0), Some(60.0)]),
+            row([Some(30.0), Some(10.0), Some(30.0)]),
+            row([Some(2.0), Some(1.0), Some(1.0)]),
+            row([Some(5.0), None, Some(7.0)]),
+        ];
         let many = Many { profile: "p".into(), rows };
         let mut out = Vec::new();
         print(&many, &mut out, Style { terminal: false, width: 100 }).expect("writes to a vector");
@@ -82,5 +91,8 @@ mod tests {
         ] {
             assert!(out.contains(expected), "no {expected:?} in {out}");
         }
+        let failed = out.lines().find(|line| line.contains("failed")).expect("a row");
+        let cells: Vec<_> = failed.split('|').map(str::trim).collect();
+        assert_eq!(cells[4..8], ["5.00", "failed", "7.00", "-"], "{out}");
     }
 }

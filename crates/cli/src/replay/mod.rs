@@ -73,6 +73,10 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
+    if args.html.html.is_some() {
+        // The page shows simulated CPUs.
+        source.simulated_cpus()?;
+    }
     output::apart(&[
         ("--json", args.json.json.as_deref()),
         ("--html", args.html.html.as_deref()),

@@ -20,7 +20,7 @@ use crate::report::{self, JsonArgs};
 use crate::set::SetArgs;
 use clap::ArgGroup;
 use counts::Counts;
-use faultless::{Locking, MAX_CPUS};
+use faultless::Locking;
 use faultless_analysis::scale::{self, PROFILE, Plan, Scaled, Subject, sizes};
 use faultless_analysis::settings::{Settings, policies, regime_of_policies};
 use faultless_analysis::suggest;
@@ -198,18 +198,12 @@ fn counts(
             Ok(counts)
         }
         Subject::Recording(source) => {
-            let threads = source.plan.threads().len();
             if given.is_some() {
                 let why = "always runs with one CPU for each thread";
-                let name = subject.name();
+                let (name, threads) = (subject.name(), source.plan.threads().len());
                 return Err(CliError::Usage(format!("--cpus: {name} {why}: {threads}")));
             }
-            if threads > MAX_CPUS {
-                let why =
-                    format!("{threads} threads, but at most {MAX_CPUS} CPUs can be simulated");
-                return Err(CliError::Usage(format!("{}: {why}", subject.name())));
-            }
-            Ok(Counts(vec![threads]))
+            Ok(Counts(vec![source.simulated_cpus()?]))
         }
     }
 }
