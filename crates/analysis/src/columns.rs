@@ -42,8 +42,8 @@ impl Column {
         });
     }
 
-    /// Returns the median repetition by operations per second. This is a single run, so its rates
-    /// and counters are consistent.
+    /// Returns the median repetition by operations per second, or the faster of the two middle
+    /// repetitions. This is a single run, so its rates and counters are consistent.
     pub fn median(&self) -> Option<&Sample> {
         let mut samples: Vec<_> = self.samples.iter().collect();
         samples.sort_by(|a, b| a.operation_rate().total_cmp(&b.operation_rate()));
@@ -192,23 +192,10 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Map;
-
-    fn context() -> Context {
-        Context {
-            machine: "native".into(),
-            workload: "w".into(),
-            cpus: 1,
-            setting: "default".into(),
-            params: Map::new(),
-            knobs: Map::new(),
-        }
-    }
 
     #[test]
     fn median_is_a_single_run() {
-        let context = context();
-        let mut column = Column::new("c", context, None);
+        let mut column = Column::new("c", Context::new("native", "w", 1), None);
         assert!(column.median().is_none());
         let sample = |operations| Sample {
             operations,

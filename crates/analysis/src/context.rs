@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 /// The conditions of a measurement.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// `native` or `linux-VERSION`.
+    /// The name of the machine: `native`, `linux-VERSION`, `simulated-PROFILE`, `bare`,
+    /// `tlb-simulated`.
     pub machine: String,
     /// A workload, or `replay:` and the name of a recording.
     pub workload: String,
@@ -23,6 +24,18 @@ pub struct Context {
 }
 
 impl Context {
+    /// Creates the context of a measurement with no inputs and no knobs.
+    pub fn new(machine: impl Into<String>, workload: impl Into<String>, cpus: usize) -> Self {
+        Self {
+            machine: machine.into(),
+            workload: workload.into(),
+            cpus,
+            setting: "default".into(),
+            params: Map::new(),
+            knobs: Map::new(),
+        }
+    }
+
     /// Creates the context of a run of `workload` under `settings`, or on Linux, which has no
     /// settings.
     pub fn of(workload: &Workload, machine: String, settings: Option<&Settings>) -> Self {

@@ -24,6 +24,7 @@ mod figures;
 pub mod host;
 pub mod number;
 mod observer;
+mod processor;
 pub mod profile;
 pub mod rates;
 pub mod replay;

@@ -7,6 +7,8 @@ use crate::calibrate::hardware::{self, COLD, Effort};
 use crate::error::Error;
 use crate::host;
 use crate::observer::Observer;
+use crate::processor;
+use crate::rates::median;
 use faultless_trace::anticipate::folio::LARGEST;
 use memmap2::MmapMut;
 use std::fs;
@@ -177,8 +179,6 @@ impl Meter {
 
     /// Returns the costs measured so far, after at least one round.
     pub fn costs(&self) -> Costs {
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
         Costs {
             quiet: self.quiet,
             zeroing: self.zeroing,
@@ -189,9 +189,7 @@ impl Meter {
             mapping: self.mapping,
             folios: self.folios.each_ref().map(|rounds| median(rounds)),
             shared: self.shared.each_ref().map(|rounds| median(rounds)),
-            // The processor's flag for a virtual machine (cpuid leaf 1).
-            virtual_machine: flags
-                .is_some_and(|line| line.split(' ').any(|flag| flag == "hypervisor")),
+            virtual_machine: processor::is_virtual(),
             // Part of the memory may have been in use recently. The most expensive round had the
             // least of such memory.
             fresh: self.fresh.iter().copied().reduce(f64::max),
@@ -305,14 +303,6 @@ fn reporting() -> bool {
         })
 }
 
-/// Returns the median; `None` without values.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);
-    Some((sorted[low] + sorted[high]) / 2.0)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -376,13 +366,6 @@ pub(super) mod tests {
     fn negative_cost_of_a_busy_host_is_no_panic() {
         let costs = Costs { page: -7552.0, folios: Default::default(), ..costs() };
         assert_eq!(costs.folio(4), (FOLIO * -7552.0, false));
-    }
-
-    #[test]
-    fn median_averages_the_two_middle_values() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(&[]), None);
     }
 
     /// Passes with any settings of this host.

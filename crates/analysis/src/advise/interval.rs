@@ -7,7 +7,7 @@
 //! assumes differences that are symmetric about the saving. Without an effect, the two runs of a
 //! pair are exchangeable, so the assumption holds.
 
-use super::costs::median;
+use crate::rates::median;
 
 /// The probability that an interval does not contain the saving, at most.
 const OUTSIDE: f64 = 0.05;
@@ -103,8 +103,7 @@ mod tests {
         assert_eq!([10, 15, 20, 30].map(rank), [9, 26, 53, 138].map(Some));
     }
 
-    /// Measures the share of runs without any effect that are called beyond the noise. The earlier
-    /// bootstrap had 9 % with 7 pairs, and 13 % with 5.
+    /// Measures the share of runs without any effect that are called beyond the noise.
     #[test]
     fn intervals_without_an_effect_exclude_zero_at_most_once_in_twenty() {
         const TRIES: u32 = 20_000;

@@ -7,7 +7,7 @@
 //! start with the same memory state. The effect of memory taken back is therefore only predicted.
 
 use super::answer::Answer;
-use super::costs::{Meter, median};
+use super::costs::Meter;
 use super::interval::Saving;
 use super::item::{Apply, Item, Open};
 use super::once::{Run, once};
@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::observer::Observer;
+use crate::rates::median;
 use std::ffi::OsString;
 
 /// An advice to try, with or without a prediction.

@@ -4,6 +4,7 @@
 use super::fit::{Fitted, Kind};
 use super::hardware::{self, COLD, Effort, OWN, SECOND_LEVEL, SHARED};
 use crate::error::Error;
+use crate::processor;
 use faultless_virtual::profile::Measured;
 use faultless_virtual::{Number, Profile};
 use faultless_workload::{Linux, System};
@@ -52,7 +53,7 @@ pub fn rounded(value: f64) -> f64 {
 pub fn base() -> Result<Profile, Error> {
     let mut profile = Profile::bundled(LIKE).map_err(Error::Profile)?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let host = format!("{}, {cpus} CPUs, {}", model(), Linux::new().machine());
+    let host = format!("{}, {cpus} CPUs, {}", processor::model(), Linux::new().machine());
     profile.name = NAME.into();
     profile.summary = format!("the native machine of faultless on {host}");
     let (ipc, memory) = (&profile.cpu.instructions_per_cycle, &profile.memory);
@@ -73,14 +74,6 @@ pub fn base() -> Result<Profile, Error> {
         shared_lines: later(&profile.line.cached_lines),
     });
     Ok(profile)
-}
-
-/// Returns the model name of the host's processor.
-fn model() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with("model name"));
-    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
-    name.unwrap_or_else(|| "an unknown processor".to_owned())
 }
 
 /// Marks a number as taken from the bundled profile, with the reason.

@@ -6,6 +6,8 @@ use crate::columns::Report;
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
+use crate::processor;
+use crate::rates::median;
 use faultless_virtual::Profile;
 use faultless_virtual::profile::BUNDLED;
 use faultless_workload::{Linux, System};
@@ -39,16 +41,10 @@ impl Host {
     /// # Errors
     /// The host has no memory available.
     pub fn look(effort: Effort) -> Result<Self, Error> {
-        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let field = |name: &str| {
-            let line = info.lines().find(|line| line.starts_with(name))?;
-            line.split_once(':').map(|(_, value)| value.trim().to_owned())
-        };
         Ok(Self {
-            cpu: field("model name").unwrap_or_else(|| "a CPU without a name".into()),
+            cpu: processor::model(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            is_virtual: field("flags")
-                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
+            is_virtual: processor::is_virtual(),
             kernel: Linux::new().machine(),
             load: load_average(),
             faults: host_faults(effort)?,
@@ -66,15 +62,11 @@ impl Host {
     /// A figure cannot be written.
     pub fn figures(&self, noise: Option<Noise>, figures: &mut dyn Figures) -> Result<(), Error> {
         let context = Context {
-            machine: self.kernel.clone(),
-            workload: "host".into(),
-            cpus: self.cpus,
-            setting: "default".into(),
             params: Map::from_iter([
                 ("cpu".to_owned(), self.cpu.as_str().into()),
                 ("virtual".to_owned(), self.is_virtual.into()),
             ]),
-            knobs: Map::new(),
+            ..Context::new(&self.kernel, "host", self.cpus)
         };
         for (metric, value) in self.faults.figures() {
             figures.figure(&context, metric, "ns", Number::Real(value))?;
@@ -117,14 +109,12 @@ impl Noise {
     /// Computes the noise of all configurations of `reports`.
     pub fn of<'r>(reports: impl Iterator<Item = &'r Report>) -> Option<Self> {
         let columns: Vec<_> = reports.flat_map(Report::repeated).collect();
-        let mut singles: Vec<_> = columns.iter().map(|rates| rates.spread()).collect();
-        let mut halves: Vec<_> = columns.iter().filter_map(|rates| rates.halves()).collect();
-        singles.sort_by(f64::total_cmp);
-        halves.sort_by(f64::total_cmp);
+        let singles: Vec<_> = columns.iter().map(|rates| rates.spread()).collect();
+        let halves: Vec<_> = columns.iter().filter_map(|rates| rates.halves()).collect();
         Some(Self {
-            single: *singles.get(singles.len() / 2)?,
-            typical: *halves.get(halves.len() / 2)?,
-            largest: *halves.last()?,
+            single: median(&singles)?,
+            typical: median(&halves)?,
+            largest: halves.into_iter().reduce(f64::max)?,
         })
     }
 

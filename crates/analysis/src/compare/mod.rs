@@ -43,7 +43,14 @@ pub fn measure<E: From<Error>>(
     observer: &dyn Observer,
     failures: &mut Vec<String>,
 ) -> Result<Vec<(String, Report)>, E> {
-    let native = run::machine(MEMORY + MEMORY_PER_THREAD * scale.threads as u64, scale.threads)?;
+    // A recording has a machine of its own size.
+    let native = match subjects.iter().all(Subject::is_recording) {
+        true => None,
+        false => {
+            let memory = MEMORY + MEMORY_PER_THREAD * scale.threads as u64;
+            Some(run::machine(memory, scale.threads)?)
+        }
+    };
     let mut all = Vec::new();
     for subject in subjects {
         if stop::requested() {
@@ -51,7 +58,7 @@ pub fn measure<E: From<Error>>(
         }
         let (name, turns) = (subject.name(), subject.turns(scale));
         observer.begin(&name);
-        let Some((mut report, ready)) = subject.prepare(&native, choice)? else { break };
+        let Some((mut report, ready)) = subject.prepare(native.as_ref(), choice)? else { break };
         let sample = |column: &_| ready.sample(column);
         let failed = turns.run(&mut report, sample, |steps| observer.advance(steps));
         failures.extend(failed.iter().map(ToString::to_string));

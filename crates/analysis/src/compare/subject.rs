@@ -216,6 +216,9 @@ impl Subject {
     }
 
     /// Returns the recording, or `None` for a workload.
+    ///
+    /// # Errors
+    /// The recording is damaged.
     pub fn source(&self) -> Option<Result<Arc<Source>, Error>> {
         match &self.what {
             What::Workload(..) => None,
@@ -255,14 +258,18 @@ impl Subject {
     /// Returns the report without samples, and the subject ready to run. `native` is for the
     /// workloads; a recording gets a machine of its own size. Returns `None` if the user
     /// interrupted the command.
+    ///
+    /// # Errors
+    /// The recording is damaged, the host has too little memory, or a workload has no machine.
     pub fn prepare<'n>(
         self,
-        native: &'n Native,
+        native: Option<&'n Native>,
         choice: &Choice,
     ) -> Result<Option<(Report, Ready<'n>)>, Error> {
         let topic = self.topic;
         Ok(Some(match self.what {
             What::Workload(entry, workload) => {
+                let native = native.ok_or_else(|| Error::run(entry.name, "it has no machine"))?;
                 let report = workload_report(entry, &workload, choice);
                 (report, Ready::Workload(native, workload))
             }
@@ -374,6 +381,9 @@ fn configurations(
 
 impl Ready<'_> {
     /// Runs once under the configuration of `column`; `None` if the user interrupted the run.
+    ///
+    /// # Errors
+    /// The run failed.
     pub fn sample(&self, column: &Column) -> Result<Option<Sample>, Error> {
         match (self, column.settings()) {
             (Self::Workload(native, workload), Some(settings)) => {

@@ -8,9 +8,10 @@ use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use faultless_analysis::Context;
 use faultless_analysis::advise::answer::{Answer, WORTH};
-use faultless_analysis::advise::costs::{Meter, median};
+use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::interval::FEWEST;
 use faultless_analysis::advise::trial::{self, Compared, Trial, Tried, candidates};
+use faultless_analysis::rates::median;
 use std::io::Write;
 
 /// Tries each advice that can be applied.

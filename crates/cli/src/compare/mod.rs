@@ -41,6 +41,7 @@ use faultless_analysis::compare::many::{Many, WORKLOADS};
 use faultless_analysis::compare::subject::{Recorded, subjects};
 use faultless_analysis::compare::tiers::{self as tiered_runs, RATIOS, Rows};
 use faultless_analysis::compare::{self, Choice, ENTRIES, Scale, Subject, is_tiered};
+use faultless_analysis::rates::LEAST;
 use faultless_analysis::replay::Source;
 use faultless_analysis::scale::{PROFILE, Subject as Simulated};
 use faultless_analysis::settings::{Assignment, Settings, orders, policies, regimes};
@@ -139,11 +140,12 @@ fn scale(args: &CompareArgs) -> Scale {
     let threads = args.threads.map_or(host.min(THREADS), usize::from);
     match (args.quick, args.details) {
         (true, false) => {
-            let replays = Turns { least: 5, most: 9, time: Duration::from_millis(500) };
-            Scale { threads, seconds: 0.03, rounds: 5, replays, cpus: 16 }
+            let replays = Turns { least: LEAST, most: 9, time: Duration::from_millis(500) };
+            Scale { threads, seconds: 0.03, rounds: LEAST, replays, cpus: 16 }
         }
         (true, true) => {
-            Scale { threads, seconds: 0.03, rounds: 5, replays: Turns::exactly(3), cpus: 16 }
+            let replays = Turns::exactly(LEAST);
+            Scale { threads, seconds: 0.03, rounds: LEAST, replays, cpus: 16 }
         }
         (false, false) => {
             Scale { threads, seconds: 0.06, rounds: 15, replays: Turns::PROGRAMS, cpus: 64 }
@@ -296,10 +298,14 @@ fn in_tiers(
 fn named(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
     let (mut workloads, mut recordings) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
-    for name in only.iter().filter(|name| seen.insert(*name)) {
+    for name in only {
         // Results name a recording in this form, too.
         let bare = name.strip_prefix("replay:").unwrap_or(name);
-        if ENTRIES.iter().any(|entry| entry.is_called(name)) {
+        let is_workload = ENTRIES.iter().any(|entry| entry.is_called(name));
+        if !seen.insert((is_workload, bare)) {
+            continue;
+        }
+        if is_workload {
             workloads.push(name.as_str());
             continue;
         }
@@ -353,13 +359,17 @@ impl<'a> Screen<'a> {
         for subject in subjects.iter().filter(|subject| subject.topic == Topic::Prefault) {
             recordings.extend(subject.source().transpose()?);
         }
+        // Reported before the first run.
+        recordings.iter().try_for_each(|source: &Arc<Source>| source.simulated_cpus().map(drop))?;
         let workload = |name: &str| Arc::new(Simulated::Workload(name.to_owned(), Vec::new()));
         let many = match args.chosen().iter().all(|name| is_tiered(name)) {
             true => WORKLOADS.iter().map(|name| workload(name)).collect(),
             false => {
                 let mut names: Vec<_> =
                     subjects.iter().filter_map(Subject::workload_name).collect();
-                names.dedup();
+                // A workload under both topics has one row.
+                let mut named = HashSet::new();
+                names.retain(|name| named.insert(*name));
                 let named = names.into_iter().map(workload);
                 let recorded =
                     recordings.iter().map(|it| Arc::new(Simulated::Recording(Arc::clone(it))));
@@ -452,4 +462,44 @@ fn programs(reports: &[(String, Report)]) -> impl Iterator<Item = (&str, &Report
 /// Returns the noise of the recorded programs' repetitions.
 fn noise(reports: &[(String, Report)]) -> Option<Noise> {
     Noise::of(programs(reports).map(|(_, report)| report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: CompareArgs,
+    }
+
+    fn args(words: &[&str]) -> CompareArgs {
+        let words = ["compare", "--quick"].iter().chain(words);
+        Command::try_parse_from(words).expect("valid arguments").args
+    }
+
+    #[test]
+    fn each_named_workload_has_one_row_on_many_cpus() {
+        let args = args(&["--only", "pft", "--only", "small_allocs", "pft"]);
+        let scale = scale(&args);
+        let subjects = named(&args.chosen(), &scale).expect("workloads");
+        // Both workloads under both topics.
+        assert_eq!(subjects.len(), 4);
+        let screen = Screen::new(&args, &subjects, &scale).expect("workloads");
+        let rows: Vec<_> = screen.many.iter().map(|subject| subject.name()).collect();
+        assert_eq!(rows, ["pft", "small_allocs"]);
+    }
+
+    #[test]
+    fn recording_named_in_two_forms_is_compared_once() {
+        let args = args(&["sort", "replay:sort"]);
+        let scale = scale(&args);
+        let subjects = named(&args.chosen(), &scale).expect("a recording");
+        // Under both topics.
+        assert_eq!(subjects.len(), 2);
+        let screen = Screen::new(&args, &subjects, &scale).expect("a recording");
+        assert_eq!((screen.many.len(), screen.recordings.len()), (1, 1));
+    }
 }

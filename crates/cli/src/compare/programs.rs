@@ -120,17 +120,9 @@ mod tests {
     use faultless_analysis::columns::Topic;
     use faultless_analysis::settings::Settings;
     use faultless_analysis::{Context, Sample};
-    use serde_json::Map;
 
     fn report(times: [&[f64]; 2]) -> Report {
-        let context = Context {
-            machine: "native".into(),
-            workload: "w".into(),
-            cpus: 1,
-            setting: "default".into(),
-            params: Map::new(),
-            knobs: Map::new(),
-        };
+        let context = Context::new("native", "w", 1);
         let columns = [Locking::MmapLock, Locking::Speculative].into_iter().zip(times);
         let columns = columns.map(|(locking, times)| {
             let settings = Settings::new(&[]).with_locking(locking);
@@ -146,9 +138,13 @@ mod tests {
         Report { title: "t".into(), unit: "operations", topic: Topic::Locking, columns }
     }
 
+    /// Times whose ranges do not overlap.
+    const APART: [f64; 6] = [1.0, 1.01, 1.02, 1.0, 1.01, 1.02];
+    const LESS: [f64; 6] = [0.8, 0.81, 0.82, 0.8, 0.81, 0.82];
+
     #[test]
     fn interrupted_comparison_has_no_verdict_on_missing_runs() {
-        let mut interrupted = report([&[1.0, 1.01, 1.02], &[]]);
+        let mut interrupted = report([&APART, &[]]);
         let printed = |report: &Report| {
             let mut out = Vec::new();
             let style = Style { terminal: false, width: 100 };
@@ -156,7 +152,7 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         assert!(!printed(&interrupted).contains("Verdict"), "{}", printed(&interrupted));
-        let last = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
+        let last = report([&APART, &LESS]);
         let before = report([&[], &[]]).columns.remove(0);
         interrupted.columns = last.columns;
         interrupted.columns.insert(1, before);
@@ -167,10 +163,12 @@ mod tests {
 
     #[test]
     fn difference_within_the_noise_is_printed_in_words() {
-        let apart = report([&[1.0, 1.01, 1.02], &[0.8, 0.81, 0.82]]);
-        let alike = report([&[1.0, 1.1, 1.2], &[0.9, 1.05, 1.1]]);
-        let once = report([&[1.0], &[0.5]]);
-        let all = [("apart", &apart), ("alike", &alike), ("once", &once)];
+        let apart = report([&APART, &LESS]);
+        let alike =
+            report([&[1.0, 1.1, 1.2, 1.05, 1.15, 1.12], &[0.9, 1.05, 1.1, 0.95, 1.08, 1.02]]);
+        // The range of 5 repetitions has a confidence below 95 %.
+        let few = report([&APART[..5], &LESS[..5]]);
+        let all = [("apart", &apart), ("alike", &alike), ("few", &few)];
         let mut out = Vec::new();
         print(&mut out, &all, Style { terminal: false, width: 100 }).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
@@ -180,7 +178,7 @@ mod tests {
             row("| alike").contains(NO_DIFFERENCE) && !row("| alike").contains("less"),
             "{out}"
         );
-        assert!(row("| once").contains("too few repetitions"), "{out}");
+        assert!(row("| few").contains("too few repetitions"), "{out}");
         let verdict =
             "beside mmap_lock, 1 with 20 % less time, 1 with no difference within the noise.";
         assert!(out.replace("\n  ", " ").contains(verdict), "{out}");

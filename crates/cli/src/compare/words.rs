@@ -1,5 +1,7 @@
 //! Ratios in words.
 
+pub use faultless_analysis::rates::ends;
+
 /// The relative difference below which ratios without noise, as of simulated figures, are called
 /// the same.
 const SAME: f64 = 0.01;
@@ -42,11 +44,6 @@ pub fn fewer(ratios: impl Iterator<Item = f64>, of: &str) -> String {
 /// Returns `3 to 5`, or `3`.
 pub fn range(low: String, high: String) -> String {
     if low == high { low } else { format!("{low} to {high}") }
-}
-
-/// Returns the least and the most.
-pub fn ends(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
-    ratios.fold((f64::INFINITY, 0.0), |(least, most), ratio| (ratio.min(least), ratio.max(most)))
 }
 
 /// Formats a share in percent, with one decimal place if it is small or nearly all, so that a

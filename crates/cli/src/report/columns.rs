@@ -13,8 +13,7 @@ use std::io::Write;
 /// The mark before a ratio if the repetitions do not show a difference.
 pub const ALIKE: &str = "~";
 /// The meaning of the mark.
-pub const ALIKE_MEANS: &str =
-    "no difference within the noise: the ranges in which the two medians lie (95 %) overlap.";
+pub const ALIKE_MEANS: &str = "no difference within the noise: 95 % ranges of the medians overlap, or fewer than 6 repetitions.";
 
 /// Returns the [`gain`](Report::gain) as text, with [`ALIKE`] in front if the repetitions do not
 /// show a difference.
@@ -101,23 +100,12 @@ pub fn print(report: &Report, out: &mut dyn Write, style: Style) -> Result<(), C
 mod tests {
     use super::*;
     use faultless_analysis::Context;
-    use serde_json::Map;
-
-    fn context() -> Context {
-        Context {
-            machine: "native".into(),
-            workload: "w".into(),
-            cpus: 1,
-            setting: "default".into(),
-            params: Map::new(),
-            knobs: Map::new(),
-        }
-    }
+    use faultless_analysis::rates::LEAST;
 
     /// Noise may give the ratios within the rounds a different order than the printed rates.
     #[test]
     fn bars_and_rates_agree_with_their_ratio() {
-        let context = context();
+        let context = Context::new("native", "w", 1);
         let sample = |operations| Sample {
             operations,
             faults: operations,
@@ -126,13 +114,16 @@ mod tests {
             system: 0.0,
             counters: Vec::new(),
         };
-        let column = |name: &str, rates: [u64; 3]| {
+        let column = |name: &str, rates: [u64; 6]| {
             let mut column = Column::new(name, context.clone(), None);
             rates.into_iter().for_each(|rate| column.push(sample(rate)));
             column
         };
-        // Faster in two rounds of three, and slower by the median.
-        let columns = vec![column("base", [100, 200, 300]), column("other", [110, 220, 50])];
+        // Faster in four rounds of six, and slower by the median.
+        let columns = vec![
+            column("base", [100, 200, 300, 100, 200, 300]),
+            column("other", [110, 220, 50, 110, 220, 50]),
+        ];
         let report = Report { title: "t".into(), unit: "pages", topic: Topic::Locking, columns };
         let mut out = Vec::new();
         print(&report, &mut out, Style { terminal: false, width: 100 }).unwrap();
@@ -144,13 +135,15 @@ mod tests {
         assert!(out.contains("  ~ no difference within the noise"), "{out}");
         // Slower or faster, depending on the selected repetitions.
         assert!(!report.differ(&report.columns[1], &report.columns[0]), "{out}");
-        let faster = column("faster", [310, 320, 330]);
+        let faster = column("faster", [310, 320, 330, 310, 320, 330]);
         assert!(report.differ(&faster, &report.columns[0]));
         let gain = shown_gain(&report, &faster, &report.columns[0]);
         assert_eq!(gain.as_deref(), Some("1.60x"));
-        let mut once = faster;
-        once.samples.truncate(1);
-        assert!(!report.differ(&once, &report.columns[0]), "one repetition has no range");
+        let mut few = faster;
+        few.samples.truncate(LEAST - 1);
+        assert!(!report.differ(&few, &report.columns[0]), "the range of 5 has less than 95 %");
+        let gain = shown_gain(&report, &few, &report.columns[0]);
+        assert_eq!(gain.as_deref(), Some("~1.60x"));
         assert!((length(1) / length(0) - 0.55).abs() < 0.03, "{out}");
     }
 }

@@ -2,6 +2,7 @@
 //! `count NAME UNIT VALUE` with the counted thing as unit.
 
 use faultless_analysis::number::grouped;
+use faultless_analysis::rates::median;
 
 /// A figure.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,13 +44,10 @@ pub struct Value {
 
 impl Value {
     /// Returns the value of one figure of each run, or `None` without runs.
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let (first, last) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        // The mean of the two middle values for an even number of values.
-        let median = f64::midpoint(values[middle], values[values.len() - 1 - middle]);
-        Some(Self { median, range: (first, last) })
+    fn of(values: &[f64]) -> Option<Self> {
+        let least = values.iter().copied().reduce(f64::min)?;
+        let most = values.iter().copied().reduce(f64::max)?;
+        Some(Self { median: median(values)?, range: (least, most) })
     }
 
     /// Formats a value for a table: with the range, if the runs differ.
@@ -98,7 +96,7 @@ pub fn pairs(sides: &[Vec<&[Figure]>; 3]) -> Vec<Pair> {
     let value = |runs: &[&[Figure]], of: &Figure| {
         let same = |figure: &&Figure| figure.name == of.name && figure.unit == of.unit;
         let values = runs.iter().filter_map(|figures| figures.iter().find(same));
-        Value::of(values.map(|figure| figure.value).collect())
+        Value::of(&values.map(|figure| figure.value).collect::<Vec<_>>())
     };
     let [ours, linux, reduced] = sides;
     let mut all: Vec<&Figure> = Vec::new();
@@ -203,7 +201,7 @@ mod tests {
         assert_eq!(pair.within(3.0), Some(true));
         assert_eq!(Value::cell(pair.ours), "9,288.4\n9,000 to 9,300");
         assert_eq!(Value::cell(pair.linux), "28,500\n25,486.7 to 31,850.1");
-        assert_eq!(Value::cell(Value::of(vec![7.0, 7.0])), "7", "no range if all runs agree");
+        assert_eq!(Value::cell(Value::of(&[7.0, 7.0])), "7", "no range if all runs agree");
         assert_eq!(Value::cell(None), "-");
     }
 

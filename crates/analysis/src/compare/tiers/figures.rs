@@ -1,5 +1,6 @@
 //! The figures of a run in tiers, and the effect of deferral on them.
 
+use crate::rates::ends;
 use faultless::Counter;
 use faultless_workload::Outcome;
 use statrs::distribution::{ContinuousCDF, StudentsT};
@@ -212,11 +213,6 @@ impl Figure {
     pub fn is_marked(&self, runs: &Runs) -> bool {
         self.change(runs).is_some_and(|change| change.by_chance)
     }
-}
-
-/// Returns the least and the most.
-fn ends(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
-    ratios.fold((f64::INFINITY, 0.0), |(least, most), ratio| (ratio.min(least), ratio.max(most)))
 }
 
 #[cfg(test)]
