@@ -171,10 +171,12 @@ pub fn steps(names: &[&str], effort: Effort<'_>) -> u64 {
 pub type Show<'a, E> = &'a mut dyn FnMut(&Rows) -> Result<(), E>;
 
 /// Runs the workloads `names`, and returns the results for each and each machine. Each is passed to
-/// `show` as soon as it is complete.
+/// `show` as soon as it is complete. After a request to stop or a failed run, the last result has
+/// the complete ratios.
 ///
 /// # Errors
-/// A run failed, or the results cannot be shown or written.
+/// A run failed, or the results cannot be shown or written. The results before a failed run have
+/// been passed to `show`.
 pub fn run<E: From<Error>>(
     names: &[&str],
     effort: Effort<'_>,
@@ -186,21 +188,46 @@ pub fn run<E: From<Error>>(
     let mut all = Vec::new();
     for (subject, on) in plan(names, effort) {
         let machine = (on, &profile, settings);
-        let Some(rows) = measure(subject, machine, effort, figures, observer)? else { break };
-        show(&rows)?;
-        all.push(rows);
+        let (rows, ended) = measure(subject, machine, effort, figures, observer)?;
+        if !rows.runs.is_empty() {
+            show(&rows)?;
+            all.push(rows);
+        }
+        match ended {
+            Ended::Completed => {}
+            Ended::Interrupted => break,
+            Ended::Failed(error) => return Err(error.into()),
+        }
     }
     Ok(all)
 }
 
-/// Runs one workload on one machine; `None` if the user interrupted the runs.
+/// The end of the runs of a workload on one machine.
+#[derive(Debug)]
+enum Ended {
+    Completed,
+    Interrupted,
+    Failed(Error),
+}
+
+impl Ended {
+    /// Returns the earlier of two ends.
+    fn or(self, later: Self) -> Self {
+        if matches!(self, Self::Completed) { later } else { self }
+    }
+}
+
+/// Runs one workload on one machine. The result has the ratios whose runs are complete.
+///
+/// # Errors
+/// The settings are invalid, or the results cannot be written.
 fn measure(
     subject: &Subject,
     (on, profile, settings): (On, &Profile, &Settings),
     effort: Effort<'_>,
     figures: &mut dyn Figures,
     observer: &dyn Observer,
-) -> Result<Option<Rows>, Error> {
+) -> Result<(Rows, Ended), Error> {
     let threads = match on {
         On::Simulated(cpus) | On::Native(cpus) => cpus,
     };
@@ -216,6 +243,7 @@ fn measure(
         settings.set(&knob.parse().map_err(|why: String| Error::setting(knob, why))?);
     }
     let mut all = Vec::new();
+    let mut ended = Ended::Completed;
     for ratio in effort.ratios(subject) {
         let access = given.iter().find(|word| word.starts_with("access="));
         let access = access.map_or(String::new(), |word| format!(" {word}"));
@@ -238,13 +266,16 @@ fn measure(
             ran
         });
         let mut runs = Runs::default();
-        let mut missing = None;
         for (at, ran) in ran.into_iter().enumerate() {
             let (outcome, context) = match ran {
                 Ok(Some(ran)) => ran,
                 // The results of the other runs are kept.
-                ended => {
-                    missing.get_or_insert(ended.map(|_| None));
+                Ok(None) => {
+                    ended = ended.or(Ended::Interrupted);
+                    continue;
+                }
+                Err(error) => {
+                    ended = ended.or(Ended::Failed(error));
                     continue;
                 }
             };
@@ -256,8 +287,8 @@ fn measure(
             let side = if at % 2 == 0 { &mut runs.off } else { &mut runs.on };
             side.push(outcome);
         }
-        if let Some(missing) = missing {
-            return missing;
+        if !matches!(ended, Ended::Completed) {
+            break;
         }
         all.push((besides.map_or(ratio.to_owned(), |word| format!("{ratio}, {word}")), runs));
     }
@@ -266,7 +297,7 @@ fn measure(
         1 => String::new(),
         seeds => format!(", mean of {seeds} seeds"),
     };
-    Ok(Some(Rows { title: format!("{title}{seeds}"), on, runs: all }))
+    Ok((Rows { title: format!("{title}{seeds}"), on, runs: all }, ended))
 }
 
 /// Returns a parameter of a workload, with fast memory scaled to the amount per CPU of [`CPUS`]
@@ -381,5 +412,26 @@ mod tests {
             beside
         });
         assert_eq!(beside, [0; 20]);
+    }
+
+    #[test]
+    fn failure_keeps_the_completed_ratios() {
+        let subject = Subject {
+            name: "xsbench",
+            given: [&["fast=1M", "lookups=10"], &[]],
+            ratios: &RATIOS,
+            cpus: &[1],
+            besides: |ratio| (ratio == "1:8").then_some("no_such=parameter"),
+        };
+        let effort = Effort { quick: false, threads: 1, seeds: 1, ratios: &[], cpus: None };
+        let profile = Profile::bundled(PROFILE).expect("it is bundled");
+        let machine = (On::Simulated(1), &profile, &Settings::new(&[]));
+        let (rows, ended) =
+            measure(&subject, machine, effort, &mut (), &()).expect("the figures are dropped");
+        let ratios: Vec<_> = rows.runs.iter().map(|(ratio, _)| ratio.as_str()).collect();
+        assert_eq!(ratios, ["1:1", "1:2.3", "1:4"]);
+        assert!(rows.runs.iter().all(|(_, runs)| runs.off.len() == 1 && runs.on.len() == 1));
+        let Ended::Failed(error) = ended else { panic!("{ended:?}") };
+        assert!(error.to_string().contains("no_such"), "{error}");
     }
 }
