@@ -116,6 +116,25 @@ pub trait Figures {
     }
 }
 
+/// Keeps the names, the units and the values of figures.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub struct Kept(pub Vec<(String, String, Number)>);
+
+#[cfg(test)]
+impl Figures for Kept {
+    fn figure(
+        &mut self,
+        _: &Context,
+        metric: &str,
+        unit: &str,
+        value: Number,
+    ) -> Result<(), Error> {
+        self.0.push((metric.to_owned(), unit.to_owned(), value));
+        Ok(())
+    }
+}
+
 /// Ignores all figures.
 impl Figures for () {
     fn figure(&mut self, _: &Context, _: &str, _: &str, _: Number) -> Result<(), Error> {

@@ -102,12 +102,13 @@ pub enum Command {
     Record(RecordArgs),
     /// Measure the cost of a program's page faults, and find Linux settings that reduce it
     ///
-    /// The program is recorded, as by `record`, and run once more without a recorder. The cost of a
-    /// fault is measured on this host. From the recording follows the number of faults saved by
-    /// each setting: larger folios (mTHP, THP), populated mappings, and settings of glibc's malloc,
-    /// of Go and of Java. Prints the predicted saving of each setting in seconds of processor time,
-    /// and the resident memory that would be unused. A recording of an earlier run can replace the
-    /// program.
+    /// The program is recorded, as by `record`, and run once more without a recorder, with empty
+    /// standard input and dropped output. A Go program is run a third time, for the trace of its
+    /// garbage collector. The cost of a fault is measured on this host. From the recording follows
+    /// the number of faults saved by each setting: larger folios (mTHP, THP), populated mappings,
+    /// and settings of glibc's malloc, of Go and of Java. Prints the predicted saving of each
+    /// setting in seconds of processor time, and the resident memory that would be unused. A
+    /// recording of an earlier run can replace the program.
     ///
     /// With --try each setting is applied to runs of the program, each beside a run without the
     /// setting, and the measured saving is printed beside the prediction. These runs read no input,

@@ -1,6 +1,7 @@
 //! `faultless record`: runs `perf record` with the right options for this system.
 
 use crate::error::CliError;
+use crate::interrupt::SIGNALLED;
 use crate::output::{self, Replacing};
 use crate::report::say;
 use faultless_trace::compact;
@@ -10,9 +11,6 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
-
-/// The number that a shell adds to the number of the signal that ended a program.
-const SIGNALLED: i32 = 128;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

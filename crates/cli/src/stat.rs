@@ -165,13 +165,14 @@ fn native(
     let native = run::machine_for(workload)?;
     // Shared with the handler of Ctrl-C, which may run until the process ends.
     let native = &*Box::leak(Box::new(native));
-    let started = Instant::now();
-    let title = format!("{title} on native ({}), interrupted", settings.label());
+    let (started, before) = (Instant::now(), native.vm().totals());
+    let title =
+        format!("{title} on native ({}), interrupted; with its preparation", settings.label());
     let (json, context) = (Arc::clone(json), context.clone());
     let (mut text, _) = report::output(out);
     let guard = interrupt::on_request(move || {
         let seconds = started.elapsed().as_secs_f64();
-        let counters = Sample::counters(&native.vm().totals());
+        let counters = Sample::counters(&native.vm().totals().since(&before));
         let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stat = PerfStat::new(title);
         stat.counters(&counters, seconds);

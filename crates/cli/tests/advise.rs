@@ -202,13 +202,14 @@ fn wrong_arguments_are_explained() {
     let not = dir.path().join("not");
     fs::write(&not, "nothing of the kind").expect("written");
     let not = not.to_str().expect("text");
-    let wrong: [(&[&str], &[&str]); 9] = [
+    let wrong: [(&[&str], &[&str]); 10] = [
         (&["advise", "true"], &["no such file, and no recording", "faultless advise -- true"]),
         (&["advise"], &["required", "FILE|NAME"]),
         (&["advise", "no-such-recording"], &["no-such-recording", "python"]),
         (&["advise", "python", "--", "true"], &["cannot be used with"]),
         (&["advise", "--try", "python"], &["--try", "cannot be used with"]),
         (&["advise", "--rounds", "1", "--", "true"], &["--rounds", "2..=1000"]),
+        (&["advise", "--rounds", "9", "--", "true"], &["required", "--try"]),
         (&["advise", "--", "/no/such/program"], &["cannot run /no/such/program: "]),
         (&["advise", not], &[not, "neither a perf.data file"]),
         (&["advise", "ls-addresses"], &["ls-addresses", "a trace of addresses has no faults"]),
@@ -249,6 +250,69 @@ fn interrupted_trial_prints_its_results_so_far() {
     assert_eq!(output.status.code(), Some(130), "{out}");
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
     assert!(out.contains("| tried ") && out.contains("Interrupted"), "{out}");
+}
+
+/// The program ends at once when it is recorded. Its second run, and the child of this run, ignore
+/// SIGTERM.
+#[test]
+fn interrupted_advise_leaves_no_process() {
+    let _settled = settled();
+    let script = r#"
+        [ -e "$0/recorded" ] || { : > "$0/recorded"; exit 0; }
+        trap '' TERM INT
+        sleep 100 &
+        echo $$ $! > "$0/pids.new"; mv "$0/pids.new" "$0/pids"
+        sleep 100; sleep 100"#;
+    for signals in [1, 2] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let place = dir.path().to_str().expect("text");
+        let mut advise = advise(dir.path(), &["--", "sh", "-c", script, place]);
+        let mut child =
+            advise.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        let pids = dir.path().join("pids");
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !pids.exists() {
+            assert!(Instant::now() < limit, "it runs without the recorder");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let asked = Instant::now();
+        for _ in 0..signals {
+            send(&child, Signal::SIGINT);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let status = child.wait().expect("it ends");
+        assert_eq!(status.code(), Some(130), "{signals} signals");
+        assert!(asked.elapsed() < Duration::from_secs(15), "after {:?}", asked.elapsed());
+        let pids = fs::read_to_string(&pids).expect("there");
+        // The supervisor reaps the processes after the command ends.
+        let limit = Instant::now() + Duration::from_secs(5);
+        while pids.split_whitespace().any(|pid| Path::new("/proc").join(pid).exists()) {
+            assert!(Instant::now() < limit, "{signals} signals: a process of {pids} still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn failed_run_without_input_is_reported() {
+    let _settled = settled();
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = ["--", "sh", "-c", "read line || exit 3"];
+    let mut advise = advise(dir.path(), &program);
+    let mut child = advise
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    std::io::Write::write_all(&mut child.stdin.take().expect("piped"), b"a line\n")
+        .expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let [out, err] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"));
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    assert!(err.contains("its input is empty"), "{err}");
+    assert!(out.contains("whose standard input is empty, failed (exit status: 3)"), "{out}");
 }
 
 /// Returns all settings in one text.

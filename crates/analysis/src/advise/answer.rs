@@ -216,23 +216,10 @@ pub fn is_size(item: &Item) -> bool {
 mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
+    use super::super::once::tests::run;
     use super::super::sysfs::Mode;
     use super::*;
     use faultless_trace::recordings;
-
-    /// Returns a run with this kernel time, in seconds.
-    fn run(system: f64, faults: u64) -> Run {
-        Run {
-            wall: 1.2,
-            processor: 1.1,
-            system,
-            faults,
-            counts_populated: false,
-            thp_off: false,
-            status: std::process::ExitStatus::default(),
-            ended: 0,
-        }
-    }
 
     #[test]
     fn faults_never_take_more_than_the_kernel_time_of_the_run() {

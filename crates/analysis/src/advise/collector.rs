@@ -7,15 +7,11 @@
 //! depend on `GOGC`. Between the observed collections both are interpolated. This allows a
 //! simulation of the collections with another `GOGC`.
 
-use super::once::{joined, silent};
+use super::once::{joined, silent, supervised};
 use crate::error::Error;
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 /// The advised value, in percent; Go's default is 100.
@@ -56,24 +52,21 @@ pub struct Saved {
 
 impl Collector {
     /// Runs `command` once and reads the trace of its runtime. The program reads no input, and its
-    /// output is dropped.
+    /// output is dropped. Returns `None` after a request to stop.
     ///
     /// # Errors
     /// The program cannot be run, or the trace cannot be written.
-    pub fn of_run(command: &[OsString]) -> Result<Self, Error> {
+    pub fn of_run(command: &[OsString]) -> Result<Option<Self>, Error> {
         let failed = |error| Error::host("the trace of Go's collector", error);
         let file = NamedTempFile::new().map_err(failed)?;
         let mut program = silent(command)?;
         program.env("GODEBUG", joined("GODEBUG", "gctrace=1", std::env::var_os("GODEBUG")));
         program.stderr(Stdio::from(file.reopen().map_err(failed)?));
-        let children = || processor_of_children().map_err(failed);
-        let (before, begin) = (children()?, Instant::now());
-        program.status().map_err(failed)?;
-        let (elapsed, took) = (begin.elapsed(), children()?.saturating_sub(before));
+        let Some((usage, elapsed)) = supervised(&mut program, |_| ())? else { return Ok(None) };
         // The program itself may print any text there.
         let said = fs::read(file.path()).map_err(failed)?;
-        let share = took.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
-        Ok(Self::of(&String::from_utf8_lossy(&said)).with_share(share))
+        let share = (usage.user + usage.system) / elapsed.max(1e-9);
+        Ok(Some(Self::of(&String::from_utf8_lossy(&said)).with_share(share)))
     }
 
     /// Scales the collections for a run that had this share of one processor, or more of several.
@@ -130,13 +123,6 @@ impl Collector {
             bytes: ((peak - before).max(0.0) * MIB) as u64,
         })
     }
-}
-
-/// Returns the processor time of all child processes that were waited for.
-fn processor_of_children() -> io::Result<Duration> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
-    let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
-    Ok(Duration::from_micros(micros.cast_unsigned()))
 }
 
 /// Returns a collection, interpolated at `at` MiB of allocated memory.

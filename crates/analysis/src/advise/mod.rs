@@ -1,10 +1,11 @@
 //! The cost of a program's page faults on this host, and the settings of today's Linux that reduce
 //! it.
 //!
-//! The program is recorded once, and runs once without a recorder. The recording yields the effect
-//! of each setting in faults ([`findings`]), measurements on this host the cost of a fault
-//! ([`costs`]), and their product is the advice ([`items`], [`answer`]). Each setting that can be
-//! applied to one run is applied to pairs of runs ([`trial`]), which gives the measured saving.
+//! The program is recorded once, and runs once without a recorder. A Go program runs once more, for
+//! the trace of its garbage collector ([`collector`]). The recording yields the effect of each
+//! setting in faults ([`findings`]), measurements on this host the cost of a fault ([`costs`]), and
+//! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
+//! is applied to pairs of runs ([`trial`]), which gives the measured saving.
 
 mod allocator;
 pub mod answer;
@@ -85,12 +86,12 @@ pub fn measure(
         // The plain run is in the middle of the rounds, so that both run under the same load.
         if let Some(command) = command.filter(|_| plain.is_none()) {
             observer.note(
-                "the program runs again without the recorder; its output is discarded, and Ctrl-C ends this run",
+                "the program runs a second time, without the recorder; its input is empty, its output is dropped, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
             plain = once(command, &Apply::Nothing, observer)?;
             if program.go && !runtime::chosen() && !stop::requested() {
-                findings.collector = Some(Collector::of_run(command)?);
+                findings.collector = trace_collector(command, observer)?;
             }
         }
     }
@@ -98,4 +99,46 @@ pub fn measure(
         findings.switch_huge_off();
     }
     Ok(Measured { findings, meter, plain })
+}
+
+/// Runs a Go program for the trace of its garbage collector. Returns `None` after a request to
+/// stop.
+fn trace_collector(
+    command: &[OsString],
+    observer: &dyn Observer,
+) -> Result<Option<Collector>, Error> {
+    observer.note(
+        "the Go program runs a third time, with a trace of its garbage collector; its input is empty, its output is dropped, and Ctrl-C ends this run",
+    );
+    observer.begin("runs the program with a trace of its garbage collector");
+    Collector::of_run(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    /// Keeps the remarks for the user.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Observer for Notes {
+        fn note(&self, note: &str) {
+            self.0.lock().expect("no panic").push(note.to_owned());
+        }
+    }
+
+    #[test]
+    fn run_for_the_trace_of_the_collector_is_announced() {
+        let notes = Notes::default();
+        let trace = "gc 1 @0.012s 2%: 0.026+0.39+0.10 ms clock, 0.5+0.25/0.5/1.25+1.5 ms cpu, 4->5->3 MB, 5 MB goal";
+        let script =
+            format!("echo '{trace}' >&2; case $GODEBUG in *gctrace=1) exit 0;; esac; kill $$");
+        let command = ["sh", "-c", &script].map(OsString::from);
+        let collector = trace_collector(&command, &notes).expect("it runs");
+        assert!(collector.is_some_and(|it| it.saved().is_some()));
+        let notes = notes.0.into_inner().expect("no panic");
+        assert!(matches!(&notes[..], [note] if note.contains("a third time")), "{notes:?}");
+    }
 }

@@ -3,7 +3,7 @@
 use super::counter::FaultCounter;
 use super::item::Apply;
 use super::preload::Preload;
-use super::supervise::Supervised;
+use super::supervise::{Supervised, Usage, end_descendants};
 use super::sysfs::Loan;
 use super::thp_flag::ThpFlags;
 use crate::error::Error;
@@ -61,8 +61,6 @@ pub fn once(
     observer: &dyn Observer,
 ) -> Result<Option<Run>, Error> {
     let mut program = silent(command)?;
-    let name = program.get_program().to_owned();
-    let failed = |error| Error::host(name.display(), error);
     let (mut _loan, mut _library) = (None, None);
     match applied {
         Apply::Nothing => {}
@@ -86,20 +84,10 @@ pub fn once(
         }
     }
     let mut counter = FaultCounter::new();
-    let begin = Instant::now();
-    let supervised = Supervised::spawn(&mut program).map_err(failed)?;
-    let pid = supervised.pid();
-    let guard = stop::on_request(move || {
-        // A signal from the keyboard reaches the program, too.
-        _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-    });
     let mut flags = ThpFlags::default();
-    let usage = supervised.wait(|| flags.look(pid)).map_err(failed)?;
-    let wall = begin.elapsed().as_secs_f64();
-    drop(guard);
-    if stop::requested() {
+    let Some((usage, wall)) = supervised(&mut program, |pid| flags.look(pid))? else {
         return Ok(None);
-    }
+    };
     let counted = counter.count();
     Ok(Some(Run {
         wall,
@@ -113,7 +101,36 @@ pub fn once(
     }))
 }
 
+/// Runs `program` with all processes that it starts. Calls `look` with its identifier repeatedly.
+/// Returns the usage and the elapsed seconds, or `None` after a request to stop, which ends the
+/// program.
+///
+/// # Errors
+/// The program cannot be started, or a process cannot be killed.
+pub fn supervised(
+    program: &mut Command,
+    mut look: impl FnMut(i32),
+) -> Result<Option<(Usage, f64)>, Error> {
+    let name = program.get_program().to_owned();
+    let failed = |error| Error::host(name.display(), error);
+    let begin = Instant::now();
+    let supervised = Supervised::spawn(program).map_err(failed)?;
+    let (pid, supervisor) = (supervised.pid(), supervised.supervisor());
+    let _end = stop::on_request(move || {
+        // A signal from the keyboard reaches the program, too.
+        _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    });
+    // The command ends at once then.
+    let _kill = stop::on_repeat(move || end_descendants(supervisor));
+    let usage = supervised.wait(stop::requested, || look(pid)).map_err(failed)?;
+    let wall = begin.elapsed().as_secs_f64();
+    Ok((!stop::requested()).then_some((usage, wall)))
+}
+
 /// Returns the command of the program, with empty input and dropped output.
+///
+/// # Errors
+/// `command` is empty.
 pub fn silent(command: &[OsString]) -> Result<Command, Error> {
     let (name, args) =
         command.split_first().ok_or_else(|| Error::input("the command", "no program"))?;
@@ -138,8 +155,22 @@ pub fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Returns a run with this kernel time, in seconds.
+    pub fn run(system: f64, faults: u64) -> Run {
+        Run {
+            wall: 1.2,
+            processor: 1.1,
+            system,
+            faults,
+            counts_populated: false,
+            thp_off: false,
+            status: ExitStatus::default(),
+            ended: 0,
+        }
+    }
 
     fn faults(command: &[&str], applied: &Apply) -> u64 {
         let command: Vec<_> = command.iter().map(OsString::from).collect();

@@ -4,17 +4,29 @@
 //! time. The supervisor is the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`), waits for
 //! each of them, and reports their usage. It does not execute a program: it is forked before the
 //! program's `exec`.
+//!
+//! Processes that keep running are killed [`LINGER`] after the end of the program's first process,
+//! or after a request to stop. No run outlives this command, or makes the command wait for ever.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The time for which processes may keep running after the end of the program's first process.
+/// The time for which processes may keep running after the end of the program's first process, or
+/// after a request to stop.
 const LINGER: Duration = Duration::from_secs(2);
+/// The time after which processes that were killed must have ended. A process may wait for a device
+/// that does not respond.
+const KILLED: Duration = Duration::from_secs(20);
 /// The interval of checks for running processes.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -68,35 +80,32 @@ impl Supervised {
         self.pid
     }
 
+    /// Returns the identifier of the supervisor, the ancestor of all processes of the program.
+    pub fn supervisor(&self) -> i32 {
+        self.supervisor.id().cast_signed()
+    }
+
     /// Waits until all processes have ended. Calls `look` repeatedly while the first process runs.
-    /// Kills processes that keep running for longer than [`LINGER`].
+    /// Kills processes that keep running for longer than [`LINGER`] after the first process, or
+    /// after `stopped` has returned true.
     ///
     /// # Errors
-    /// The supervisor was killed.
-    pub fn wait(mut self, mut look: impl FnMut()) -> io::Result<Usage> {
+    /// The supervisor was killed, or a process cannot be killed.
+    pub fn wait(mut self, stopped: impl Fn() -> bool, mut look: impl FnMut()) -> io::Result<Usage> {
+        let mut deadline = Deadline { supervisor: self.supervisor(), begin: None, ended: 0 };
         let mut pause = LOOK / 2;
         while !self.is_ready(pause)? {
             look();
             pause = (pause * 2).min(10 * LOOK);
+            if stopped() {
+                self.enforce(&mut deadline)?;
+            }
         }
         let status = word(&mut self.report)? as i32;
-        let end = Instant::now() + LINGER;
-        let mut ended = 0;
         while !self.is_ready(LOOK)? {
-            if Instant::now() < end {
-                continue;
-            }
-            let left = descendants(self.supervisor.id().cast_signed());
-            ended = ended.max(left.len() as u32);
-            for pid in left {
-                // A process that has ended by now is not affected: only the supervisor reaps it.
-                _ = nix::sys::signal::kill(
-                    nix::unistd::Pid::from_raw(pid),
-                    nix::sys::signal::Signal::SIGKILL,
-                );
-            }
-            thread::sleep(LOOK);
+            self.enforce(&mut deadline)?;
         }
+        let ended = deadline.ended;
         let mut next = || word(&mut self.report);
         let mut seconds = || Ok::<f64, io::Error>(next()? as f64 + next()? as f64 / 1e6);
         let (user, system) = (seconds()?, seconds()?);
@@ -104,6 +113,17 @@ impl Supervised {
         self.supervisor.wait()?;
         let status = ExitStatus::from_raw(status);
         Ok(Usage { user, system, minor_faults, status, ended })
+    }
+
+    /// Kills the processes of the program that still run at the deadline. If they do not end, kills
+    /// the supervisor, so that the wait ends.
+    fn enforce(&mut self, deadline: &mut Deadline) -> io::Result<()> {
+        let enforced = deadline.enforce();
+        if enforced.is_err() {
+            self.supervisor.kill()?;
+            self.supervisor.wait()?;
+        }
+        enforced
     }
 
     /// Waits for the next word of the report, for `time` at most.
@@ -122,27 +142,105 @@ impl Supervised {
     }
 }
 
+/// The time at which the processes of a run are killed.
+struct Deadline {
+    supervisor: i32,
+    /// The end of the first process, or the request to stop.
+    begin: Option<Instant>,
+    /// The processes that were killed.
+    ended: u32,
+}
+
+impl Deadline {
+    /// Kills the running processes, [`LINGER`] after the first call.
+    fn enforce(&mut self) -> io::Result<()> {
+        let passed = self.begin.get_or_insert_with(Instant::now).elapsed();
+        if passed > LINGER + KILLED {
+            let why = "a process of the program still runs after SIGKILL";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        if passed > LINGER {
+            self.ended = self.ended.max(kill_descendants(self.supervisor));
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+/// Kills all running descendants of `pid`. Returns their number.
+fn kill_descendants(pid: i32) -> u32 {
+    let left = descendants(pid);
+    for pid in &left {
+        // A process that has ended by now is not affected: only the supervisor reaps it.
+        _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    }
+    left.len() as u32
+}
+
+/// Kills all descendants of `pid`, and waits a short time for their end.
+pub fn end_descendants(pid: i32) {
+    let begin = Instant::now();
+    while kill_descendants(pid) > 0 && begin.elapsed() < LINGER {
+        thread::sleep(LOOK);
+    }
+}
+
 fn word(report: &mut File) -> io::Result<Word> {
     let mut bytes = [0; size_of::<Word>()];
     report.read_exact(&mut bytes)?;
     Ok(Word::from_ne_bytes(bytes))
 }
 
+/// Whether the kernel lists the children of a thread (`CONFIG_PROC_CHILDREN`).
+static LISTS_CHILDREN: LazyLock<bool> =
+    LazyLock::new(|| Path::new("/proc/thread-self/children").exists());
+
 /// Returns all running descendants of `pid`.
 pub fn descendants(pid: i32) -> Vec<i32> {
+    if *LISTS_CHILDREN {
+        return tree(pid, listed_children);
+    }
+    let parents = parents();
+    let children = |pid| {
+        let of = parents.iter().filter(|(_, parent)| **parent == pid);
+        of.map(|(child, _)| *child).collect()
+    };
+    tree(pid, children)
+}
+
+/// Returns all descendants of `pid`.
+fn tree(pid: i32, children: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
     let mut found = Vec::new();
     let mut next = vec![pid];
     while let Some(pid) = next.pop() {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-        for list in lists {
-            let children: Vec<i32> =
-                list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-            found.extend(&children);
-            next.extend(children);
-        }
+        let children = children(pid);
+        found.extend(&children);
+        next.extend(children);
     }
     found
+}
+
+/// Returns the children of `pid` from the lists of its threads.
+fn listed_children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let children = |list: String| -> Vec<i32> {
+        list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    lists.flat_map(children).collect()
+}
+
+/// Returns the parent of each process.
+fn parents() -> HashMap<i32, i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parent = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The name, in parentheses, may contain any character.
+        let (_, fields) = stat.rsplit_once(')')?;
+        Some((pid, fields.split_whitespace().nth(1)?.parse().ok()?))
+    };
+    processes.filter_map(parent).collect()
 }
 
 /// Forks. The child returns, to execute the program. The parent is the supervisor and never
@@ -217,7 +315,7 @@ mod tests {
     fn usage(script: &str) -> Usage {
         let mut command = Command::new("sh");
         let run = Supervised::spawn(command.args(["-c", script])).expect("sh starts");
-        run.wait(|| ()).expect("the supervisor reports")
+        run.wait(|| false, || ()).expect("the supervisor reports")
     }
 
     #[test]
@@ -236,6 +334,51 @@ mod tests {
         let used = usage("(sleep 1000 &) ; exit 0");
         assert_eq!((used.status.code(), used.ended), (Some(0), 1));
         assert!(begin.elapsed() < 10 * LINGER);
+    }
+
+    /// The program and its child ignore the signal that requests their end.
+    #[test]
+    fn stop_kills_a_program_that_ignores_sigterm() {
+        let begin = Instant::now();
+        let mut command = Command::new("sh");
+        let script = "trap '' TERM; sleep 1000 & wait; sleep 1000";
+        let run = Supervised::spawn(command.args(["-c", script])).expect("sh starts");
+        let pid = run.pid();
+        let used = run.wait(|| true, || ()).expect("the supervisor reports");
+        assert_eq!(used.status.signal(), Some(9));
+        assert!(begin.elapsed() < 10 * LINGER, "after {:?}", begin.elapsed());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn descendants_are_found_with_and_without_lists_of_children() {
+        let mut command = Command::new("sh");
+        let script = "(sleep 1000 & sleep 1000; true) & sleep 1000; true";
+        let run = Supervised::spawn(command.args(["-c", script])).expect("sh starts");
+        let supervisor = run.supervisor();
+        let listed = || {
+            let mut found = tree(supervisor, listed_children);
+            found.sort_unstable();
+            found
+        };
+        let scanned = || {
+            let parents = parents();
+            let of = |pid| parents.iter().filter(|(_, of)| **of == pid).map(|it| *it.0).collect();
+            let mut found = tree(supervisor, of);
+            found.sort_unstable();
+            found
+        };
+        // Two shells and three programs.
+        let limit = Instant::now() + 5 * LINGER;
+        while scanned().len() < 5 {
+            assert!(Instant::now() < limit, "{:?}", scanned());
+            thread::sleep(LOOK);
+        }
+        if *LISTS_CHILDREN {
+            assert_eq!(scanned(), listed());
+        }
+        end_descendants(supervisor);
+        run.wait(|| false, || ()).expect("the supervisor reports");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::observer::Observer;
 use crate::stop;
 use faultless_trace::anticipate::folio::LARGEST;
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -229,7 +230,13 @@ impl Loan {
         }
         let failed = |path: &Path| {
             let path = path.display().to_string();
-            move |error| Error::host(path, error)
+            move |error: io::Error| match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    let why = "changes of system-wide settings need root: run the command as root, or without --sysfs";
+                    Error::run(path, format_args!("{error}; {why}"))
+                }
+                _ => Error::host(path, error),
+            }
         };
         let shell = Path::new("/bin/sh");
         let mut keeper = Command::new(shell);

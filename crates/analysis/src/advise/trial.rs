@@ -5,6 +5,9 @@
 //! runs of a pair follow each other directly, in random order, because load changes within seconds.
 //! If the host takes free memory back, memory is used and freed before each run, so that all runs
 //! start with the same memory state. The effect of memory taken back is therefore only predicted.
+//!
+//! A run with another exit status than the plain run has done other work. Its pair is excluded from
+//! the statistics.
 
 use super::answer::Answer;
 use super::costs::Meter;
@@ -17,6 +20,7 @@ use crate::figures::{Figures, Number};
 use crate::observer::Observer;
 use crate::rates::median;
 use std::ffi::OsString;
+use std::process::ExitStatus;
 
 /// An advice to try, with or without a prediction.
 #[derive(Clone, Copy, Debug)]
@@ -65,22 +69,51 @@ pub struct Trial<'a> {
     pub before: Vec<Run>,
     /// The runs with the advice, in the same order.
     pub with: Vec<Run>,
+    /// The number of runs with an unexpected exit status. Their pairs are excluded from the runs
+    /// above.
+    pub failed: u64,
+}
+
+impl<'a> Trial<'a> {
+    fn new(tried: Tried<'a>) -> Self {
+        Self { tried, before: Vec::new(), with: Vec::new(), failed: 0 }
+    }
+
+    /// Adds a pair of runs, unless the status of a run is not `expected`.
+    fn push(&mut self, before: Run, with: Run, expected: ExitStatus) {
+        let failed = [before, with].iter().filter(|run| run.status != expected).count();
+        self.failed += failed as u64;
+        if failed == 0 {
+            self.before.push(before);
+            self.with.push(with);
+        }
+    }
 }
 
 /// Runs `command` in `rounds` pairs for each of `tried`, with a measurement of costs by `meter`
-/// before each round. After a request to stop the result has the complete pairs.
-///
-/// # Errors
-/// The program cannot be started, a setting cannot be changed, or the host has too little memory.
+/// before each round. `expected` is the exit status of the plain run. After a request to stop or a
+/// failure the result has the complete pairs. Also returns the failure: the program cannot be
+/// started, a setting cannot be changed, or the host has too little memory.
 pub fn run<'a>(
-    command: &[OsString],
+    (command, expected): (&[OsString], ExitStatus),
     tried: &[Tried<'a>],
+    rounds: u16,
+    meter: (&mut Meter, u64),
+    observer: &dyn Observer,
+) -> (Vec<Trial<'a>>, Option<Error>) {
+    let mut trials: Vec<_> = tried.iter().copied().map(Trial::new).collect();
+    let ended = add_pairs((command, expected), &mut trials, rounds, meter, observer);
+    (trials, ended.err())
+}
+
+/// Adds the pairs to `trials`, until the user requests a stop.
+fn add_pairs(
+    (command, expected): (&[OsString], ExitStatus),
+    trials: &mut [Trial<'_>],
     rounds: u16,
     (meter, memory): (&mut Meter, u64),
     observer: &dyn Observer,
-) -> Result<Vec<Trial<'a>>, Error> {
-    let trial = |tried: &Tried<'a>| Trial { tried: *tried, before: Vec::new(), with: Vec::new() };
-    let mut trials: Vec<_> = tried.iter().map(trial).collect();
+) -> Result<(), Error> {
     // A random order prevents that an advice always follows the same other advice.
     let mut random = fastrand::Rng::with_seed(1);
     let mut order: Vec<usize> = (0..trials.len()).collect();
@@ -98,19 +131,17 @@ pub fn run<'a>(
                 };
                 observer.begin(&format!("run {round} of {rounds}, {name}"));
                 meter.prepare(memory, observer)?;
-                pair[with] = once(command, apply, observer)?;
                 // An incomplete pair is discarded.
-                if pair[with].is_none() {
-                    return Ok(trials);
-                }
+                let Some(run) = once(command, apply, observer)? else { return Ok(()) };
+                pair[with] = Some(run);
                 observer.advance(1);
             }
-            let [before, with] = pair;
-            trial.before.extend(before);
-            trial.with.extend(with);
+            if let [Some(before), Some(with)] = pair {
+                trial.push(before, with, expected);
+            }
         }
     }
-    Ok(trials)
+    Ok(())
 }
 
 /// The measured effect of an advice, beside its prediction.
@@ -120,8 +151,8 @@ pub struct Compared<'a> {
     pub name: &'a str,
     /// The predicted saving, in seconds; `None` without a prediction.
     pub predicted: Option<f64>,
-    /// The measured saving, in seconds of processor time.
-    pub saving: Saving,
+    /// The measured saving, in seconds of processor time; `None` if no pair succeeded.
+    pub saving: Option<Saving>,
     /// The change of the median elapsed time, in seconds.
     pub elapsed: f64,
     /// The change of the median number of faults.
@@ -130,6 +161,8 @@ pub struct Compared<'a> {
     pub moved: bool,
     /// Seconds of processor time of each run, without the advice and with the advice.
     pub times: [Vec<f64>; 2],
+    /// The number of runs with an unexpected exit status. Their pairs are excluded.
+    pub failed: u64,
 }
 
 impl Trial<'_> {
@@ -139,11 +172,14 @@ impl Trial<'_> {
     }
 
     /// Returns the effect of the advice beside its prediction in `predicted`, which uses the costs
-    /// measured between the runs. Returns `None` without a pair.
+    /// measured between the runs. Returns `None` without a pair, if no run failed.
     pub fn compared(&self, predicted: &[Item]) -> Option<Compared<'_>> {
         let times = [&self.before, &self.with]
             .map(|runs| runs.iter().map(|run| run.processor).collect::<Vec<_>>());
-        let saving = Saving::of(&times[0], &times[1])?;
+        let saving = Saving::of(&times[0], &times[1]);
+        if saving.is_none() && self.failed == 0 {
+            return None;
+        }
         let faults = self.change(|run| run.faults as f64);
         let item = self.tried.item;
         let now = item.map(|before| {
@@ -161,6 +197,7 @@ impl Trial<'_> {
             faults,
             moved: !counted || item.is_none_or(|item| item.moved(-faults)),
             times,
+            failed: self.failed,
         })
     }
 
@@ -174,7 +211,7 @@ impl Trial<'_> {
 impl Compared<'_> {
     /// Returns whether the saving is beyond the noise, and the number of faults confirms it.
     pub fn is_sure(&self) -> bool {
-        self.saving.is_sure() && self.moved
+        self.saving.is_some_and(|saving| saving.is_sure()) && self.moved
     }
 
     /// Passes the figures of the advice to `figures`.
@@ -183,21 +220,24 @@ impl Compared<'_> {
     /// A figure cannot be written.
     pub fn figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         let context = Context { setting: self.name.to_owned(), ..context.clone() };
+        if let Some(predicted) = self.predicted {
+            figures.figure(&context, "predicted_seconds", "s", Number::Real(predicted))?;
+        }
+        let failed = Number::Whole(self.failed);
+        figures.figure(&context, "failed_runs", "count", failed)?;
+        let Some(saving) = self.saving else { return Ok(()) };
         let mut seconds =
             |metric: &str, value: f64| figures.figure(&context, metric, "s", Number::Real(value));
-        if let Some(predicted) = self.predicted {
-            seconds("predicted_seconds", predicted)?;
-        }
         let [before, with] = &self.times;
         for (metric, value) in [
-            ("measured_seconds", self.saving.middle),
+            ("measured_seconds", saving.middle),
             ("processor_seconds", median(with).unwrap_or(0.0)),
             ("processor_seconds_before", median(before).unwrap_or(0.0)),
             ("elapsed_saving_seconds", -self.elapsed),
         ] {
             seconds(metric, value)?;
         }
-        if let Some([low, high]) = self.saving.interval {
+        if let Some([low, high]) = saving.interval {
             seconds("interval_from_seconds", low)?;
             seconds("interval_to_seconds", high)?;
         }
@@ -205,5 +245,65 @@ impl Compared<'_> {
             runs.iter().try_for_each(|value| seconds(metric, *value))?;
         }
         figures.figure(&context, "faults_change", "count", Number::Real(self.faults))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::once::tests::run;
+    use super::*;
+    use crate::figures::Kept;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn trial(name: &str) -> Trial<'_> {
+        Trial::new(Tried { name, apply: &Apply::Nothing, item: None })
+    }
+
+    /// A program that fails with the advice takes no time, so the advice would seem to save all of
+    /// the time.
+    #[test]
+    fn pairs_with_a_failed_run_are_not_measured() {
+        let (good, bad) = (ExitStatus::default(), ExitStatus::from_raw(256));
+        let of = |status, processor| Run { processor, status, ..run(0.0, 0) };
+        let mut trial = trial("fails");
+        for _ in 0..7 {
+            trial.push(of(good, 1.0), of(bad, 0.001), good);
+        }
+        let compared = trial.compared(&[]).expect("failed runs are reported");
+        assert_eq!((compared.saving, compared.failed), (None, 7));
+        assert!(!compared.is_sure());
+        let mut kept = Kept::default();
+        compared.figures(&mut kept, &Context::new("native", "w", 1)).expect("no output fails");
+        assert_eq!(kept.0, [("failed_runs".to_owned(), "count".to_owned(), Number::Whole(7))]);
+        // A status other than 0 is expected if the plain run had this status.
+        for saved in 1..=7 {
+            trial.push(of(bad, 1.0), of(bad, 0.9 - 0.001 * f64::from(saved)), bad);
+        }
+        let compared = trial.compared(&[]).expect("pairs");
+        assert!(compared.is_sure() && compared.failed == 7, "{compared:?}");
+        assert_eq!(compared.times[0].len(), 7);
+    }
+
+    #[test]
+    fn failure_keeps_the_complete_pairs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let count = dir.path().join("count");
+        let program = dir.path().join("program");
+        std::os::unix::fs::symlink("/bin/sh", &program).expect("a link");
+        // The fourth run removes the program.
+        let script = "echo >> $1; [ $(wc -l < $1) = 4 ] && rm $0; exit 0";
+        let tried = [Tried { name: "nothing", apply: &Apply::Nothing, item: None }];
+        let mut meter = Meter::new(false, false).expect("memory");
+        let command = [
+            program.clone().into_os_string(),
+            "-c".into(),
+            script.into(),
+            program.into_os_string(),
+            count.into_os_string(),
+        ];
+        let plain = (&command[..], ExitStatus::default());
+        let (trials, failure) = super::run(plain, &tried, 5, (&mut meter, 1 << 20), &());
+        assert!(matches!(failure, Some(Error::Host { .. })), "{failure:?}");
+        assert_eq!(trials[0].with.len(), 2);
     }
 }

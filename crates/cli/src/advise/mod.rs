@@ -1,15 +1,15 @@
 //! `faultless advise`: the cost of a program's page faults on this host, and the settings of
 //! today's Linux that reduce it.
 //!
-//! The program is [recorded](crate::record) once, and runs once without a recorder. With `--try`
-//! each setting that can be applied to one run is [tried](trial).
+//! The program is [recorded](crate::record) once, and runs once without a recorder. A Go program
+//! runs once more, for the trace of its garbage collector. With `--try` each setting that can be
+//! applied to one run is [tried](trial).
 
 mod print;
 mod trial;
 
 use crate::error::CliError;
 use crate::interrupt;
-use crate::output::{FOR_OWNER, Replacing};
 use crate::record::{self, exit_code};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
@@ -46,7 +46,7 @@ pub struct AdviseArgs {
     #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
     /// With --try, run N pairs for each setting, one run of each pair without the setting
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000), requires = "trial")]
     pub rounds: u16,
     /// Permit changes of system-wide settings (sizes of huge pages) during measurements. They are
     /// restored afterwards, also if the command is killed
@@ -153,8 +153,9 @@ fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     // Signals sent to this process go to the program.
     let _signals = Signals::hold();
     let setup = record::setup(args.lesser)?;
-    let place = std::env::temp_dir().join("faultless-advise");
-    let data = Replacing::new(&place)?.temporary(FOR_OWNER)?;
+    let temporary = tempfile::Builder::new().prefix("faultless-advise.").tempfile();
+    let place = std::env::temp_dir();
+    let data = temporary.map_err(|error| CliError::failed(place.display(), error))?;
     let warn = |note: &str| say!("faultless: {note}");
     let recorded = setup.record(data.path(), &args.program, warn);
     let recorded = recorded.map_err(|error| CliError::Failed(error.to_string()))?;

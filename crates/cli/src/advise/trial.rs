@@ -6,15 +6,19 @@ use crate::interrupt;
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
-use faultless_analysis::Context;
 use faultless_analysis::advise::answer::{Answer, WORTH};
 use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::interval::FEWEST;
+use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::trial::{self, Compared, Trial, Tried, candidates};
 use faultless_analysis::rates::median;
+use faultless_analysis::{Context, Error};
 use std::io::Write;
 
 /// Tries each advice that can be applied.
+///
+/// # Errors
+/// The output is closed, or a run failed. The results of the complete pairs are printed before.
 pub fn run(
     args: &AdviseArgs,
     meter: &mut Meter,
@@ -34,8 +38,10 @@ pub fn run(
         )?;
         return Ok(());
     }
+    // Without a plain run the user has interrupted the command.
+    let Some(plain) = answer.plain else { return Ok(()) };
     let reporting = meter.costs().reporting();
-    let trials = measured(args, &tried, meter, answer)?;
+    let (trials, failure) = measured((args, plain), &tried, meter, answer);
     let predicted = answer.predict(&meter.costs());
     let results: Vec<_> = trials.iter().filter_map(|trial| trial.compared(&predicted)).collect();
     let mut rows = table::numbers(&HEAD.map(str::to_owned), style);
@@ -43,9 +49,12 @@ pub fn run(
         table::row(&mut rows, cells(result));
         result.figures(json, context)?;
     }
-    writeln!(out, "\n{rows}\n")?;
-    print_remarks(out, &trials, &results, meter.costs().page)?;
-    print_runs(out, &trials, reporting)
+    if !results.is_empty() {
+        writeln!(out, "\n{rows}\n")?;
+        print_remarks(out, &trials, &results, meter.costs().page)?;
+    }
+    print_runs(out, &trials, reporting)?;
+    failure.map_or(Ok(()), |failure| Err(failure.into()))
 }
 
 /// The heads of the table of results.
@@ -53,23 +62,33 @@ const HEAD: [&str; 6] = ["tried", "predicted", "measured", "95 % interval", "ela
 
 /// Runs the pairs.
 fn measured<'a>(
-    args: &AdviseArgs,
+    (args, plain): (&AdviseArgs, Run),
     tried: &[Tried<'a>],
     meter: &mut Meter,
     answer: &Answer<'_>,
-) -> Result<Vec<Trial<'a>>, CliError> {
+) -> (Vec<Trial<'a>>, Option<Error>) {
     let progress = Progress::new(u64::from(args.rounds) * 2 * tried.len() as u64);
     let memory = answer.findings.most_bytes();
-    Ok(trial::run(&args.program, tried, args.rounds, (meter, memory), &progress)?)
+    let program = (&args.program[..], plain.status);
+    trial::run(program, tried, args.rounds, (meter, memory), &progress)
 }
 
 /// Returns the cells of a row.
 fn cells(result: &Compared<'_>) -> [String; 6] {
-    let Compared { name, predicted, saving, elapsed, faults, .. } = result;
+    let Compared { name, predicted, saving, elapsed, faults, failed, .. } = result;
+    let name = match failed {
+        0 => (*name).to_owned(),
+        failed => format!("{name}, {failed} failed"),
+    };
+    let predicted = predicted.map_or("-".into(), |predicted| format!("{predicted:.3} s"));
+    let Some(saving) = saving else {
+        let none = || "-".to_owned();
+        return [name, predicted, "failed".into(), none(), none(), none()];
+    };
     let saved = saving.middle;
     [
-        (*name).to_owned(),
-        predicted.map_or("-".into(), |predicted| format!("{predicted:.3} s")),
+        name,
+        predicted,
         format!("{}{saved:.3} s", if result.is_sure() { "" } else { "~" }),
         saving
             .interval
@@ -86,7 +105,9 @@ fn print_remarks(
     results: &[Compared<'_>],
     page: f64,
 ) -> Result<(), CliError> {
-    let pairs = trials.iter().map(|trial| trial.with.len()).min().unwrap_or(0);
+    let failed = results.iter().any(|result| result.failed > 0);
+    let succeeded = trials.iter().filter(|trial| trial.failed == 0);
+    let pairs = succeeded.map(|trial| trial.with.len()).min().unwrap_or(0);
     writeln!(
         out,
         " Seconds of processor time that are saved in {pairs} pairs of runs, with the setting and without; elapsed and faults: the change of the medians."
@@ -96,6 +117,12 @@ fn print_remarks(
         " ~: within the noise. Predictions use the cost of a page between these runs: {:.2} µs.",
         page / 1e3
     )?;
+    if failed {
+        writeln!(
+            out,
+            " failed: runs with another exit status than the run without the recorder; their pairs are not measured."
+        )?;
+    }
     let unmoved: Vec<_> =
         results.iter().filter(|result| !result.moved).map(|result| result.name).collect();
     if !unmoved.is_empty() {
@@ -105,13 +132,14 @@ fn print_remarks(
             unmoved.join(", ")
         )?;
     }
-    if pairs < FEWEST {
+    let few = |trial: &Trial<'_>| (1..FEWEST).contains(&trial.with.len());
+    if trials.iter().any(few) {
         writeln!(out, " An interval of 95 % needs {FEWEST} rounds: --rounds {FEWEST} or more.")?;
     }
     // The predicted and the measured saving of each sure result.
     let sure = results.iter().filter(|result| result.is_sure());
     let sure: Vec<(f64, f64)> =
-        sure.filter_map(|result| Some((result.predicted?, result.saving.middle))).collect();
+        sure.filter_map(|result| Some((result.predicted?, result.saving?.middle))).collect();
     let off: Vec<f64> =
         sure.iter().map(|(predicted, saved)| (predicted - saved).abs() / saved.abs()).collect();
     if let Some(median) = median(&off) {
@@ -148,4 +176,31 @@ fn print_runs(out: &mut dyn Write, trials: &[Trial<'_>], reporting: bool) -> Res
         writeln!(out, "{}", interrupt::NOT_COMPLETE)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless_analysis::advise::interval::Saving;
+
+    #[test]
+    fn advice_with_failed_runs_is_marked() {
+        let compared = |saving, failed| Compared {
+            name: "malloc on THP",
+            predicted: Some(0.5),
+            saving,
+            elapsed: -0.1,
+            faults: -3.0,
+            moved: true,
+            times: [Vec::new(), Vec::new()],
+            failed,
+        };
+        let [name, predicted, measured, rest @ ..] = cells(&compared(None, 14));
+        assert_eq!((&*name, &*predicted), ("malloc on THP, 14 failed", "0.500 s"));
+        assert_eq!((&*measured, rest), ("failed", ["-", "-", "-"].map(str::to_owned)));
+        let saving = Saving { middle: 0.4, interval: Some([0.3, 0.5]) };
+        let some = cells(&compared(Some(saving), 1));
+        assert_eq!([&*some[0], &*some[2]], ["malloc on THP, 1 failed", "0.400 s"]);
+        assert_eq!(cells(&compared(Some(saving), 0))[0], "malloc on THP");
+    }
 }
