@@ -79,6 +79,7 @@ fn wrong_arguments_are_explained() {
         (&["--profile", profile], "mine.toml"),
         (&["--profile", profile, "--output", "x.toml"], "cannot be used with"),
         (&["--set", "lockin=per_vma"], "did you mean locking?"),
+        (&["--set", "locking=per_vma"], "--set locking=per_vma: knobs apply"),
         (&["pft"], "unexpected argument"),
     ] {
         let error = faultless(&[&["calibrate"], args].concat()).fails(2);

@@ -166,17 +166,19 @@ pub fn run(
     Ok(rows)
 }
 
-/// Measures a line transfer to the other CPU again. Returns the nanoseconds if they differ from the
-/// profile, a profile of this machine: the host of a guest moves its CPUs.
+/// Measures a line transfer to the other CPU again, for a profile of this machine. Returns the
+/// nanoseconds if they differ from the profile: the host of a guest moves its CPUs.
 ///
 /// # Errors
 /// The process has fewer than two CPUs.
 pub fn placement(profile: &Profile, scope: Scope) -> Result<Option<f64>, Error> {
+    if profile.name != super::profile::NAME {
+        return Ok(None);
+    }
     let then = profile.line.complex_ns.value;
     let effort = Effort { rounds: scope.rounds() };
     let now = hardware::transfer(effort, hardware::two_cpus()?)?;
-    let moved = profile.name == super::profile::NAME && 100.0 * (now / then - 1.0).abs() > NEAR;
-    Ok(moved.then_some(now))
+    Ok((100.0 * (now / then - 1.0).abs() > NEAR).then_some(now))
 }
 
 /// Predicts and measures one workload. The first run on either machine is discarded, so that the
@@ -242,6 +244,8 @@ fn recorded(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+    use nix::unistd::Pid;
 
     #[test]
     fn every_workload_is_predicted_with_one_thread_and_two() {
@@ -257,5 +261,28 @@ mod tests {
         }
         let recorded = tasks.iter().filter(|task| matches!(task, Task::Recording(_))).count();
         assert_eq!(recorded, recordings::all().len());
+    }
+
+    #[test]
+    fn placement_requires_two_cpus_only_for_a_profile_of_this_machine() {
+        let placement = |name: &str| {
+            let mut profile = Profile::bundled("two-socket").expect("it is bundled");
+            profile.name = name.into();
+            placement(&profile, Scope::Quick)
+        };
+        std::thread::scope(|scope| {
+            let pinned = scope.spawn(|| {
+                let this = Pid::from_raw(0);
+                let allowed = sched_getaffinity(this).expect("this thread");
+                let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu) == Ok(true));
+                let mut one = CpuSet::new();
+                one.set(first.expect("a CPU")).expect("a CPU of the set");
+                sched_setaffinity(this, &one).expect("a CPU of the set");
+                assert!(matches!(placement("two-socket"), Ok(None)));
+                let error = placement(super::super::profile::NAME).expect_err("one CPU");
+                assert!(error.to_string().contains("on more CPUs"), "{error}");
+            });
+            pinned.join().expect("no panic");
+        });
     }
 }

@@ -180,7 +180,11 @@ pub fn two_cpus() -> Result<[usize; 2], Error> {
     let mut cpus = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     match (cpus.next(), cpus.next()) {
         (Some(one), Some(other)) => Ok([one, other]),
-        _ => Err(Error::run(WHAT, "transfers between CPUs need two CPUs")),
+        _ => {
+            let why = "transfers between CPUs need two CPUs, and this process may use one: run it on more CPUs (taskset -c 0,1), or check \
+                       a bundled profile (--profile)";
+            Err(Error::run(WHAT, why))
+        }
     }
 }
 

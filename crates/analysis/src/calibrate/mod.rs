@@ -7,6 +7,7 @@
 //! long. A [`check`] predicts workloads and measures them. No number is fitted to a workload.
 
 pub mod check;
+mod counted;
 pub mod faults;
 pub mod fit;
 pub mod hardware;

@@ -6,6 +6,7 @@
 //! zeroing of a page. The zeroing of used pages is the same with every order, and is excluded. The
 //! default of `prefault_max_order` follows from this (ARCHITECTURE, 'The default order').
 
+use super::counted::SEQUENTIAL;
 use faultless_virtual::Profile;
 
 /// An order, and its effect on a page.
@@ -13,8 +14,8 @@ use faultless_virtual::Profile;
 pub struct Order {
     /// `prefault_max_order`.
     pub order: u32,
-    /// Instructions of a page in sequence: `bench instructions`, sequential_write_per_page;
-    /// SPECIFICATION, 'Prefault'.
+    /// Instructions of a page in sequence: [`SEQUENTIAL`], and between these orders the sum of a
+    /// page and of its part of a window.
     pub instructions: f64,
     /// The share of first touches that no longer fault, as the mean of the seven recordings
     /// (`faultless replay`).
@@ -32,19 +33,26 @@ pub struct Order {
 /// The measured orders, from order 0 on.
 #[rustfmt::skip]
 pub const ORDERS: [Order; 7] = [
-    Order { order: 0, instructions: 237.9, saved: 0.0, windows: 0.0, prefaulted: 0.0, unused: 0.0, growth: 0.0 },
-    Order { order: 1, instructions: 803.8, saved: 0.438, windows: 0.451, prefaulted: 0.451, unused: 0.012, growth: 0.004 },
-    Order { order: 2, instructions: 441.8, saved: 0.661, windows: 0.260, prefaulted: 0.684, unused: 0.017, growth: 0.008 },
-    Order { order: 3, instructions: 250.3, saved: 0.773, windows: 0.158, prefaulted: 0.802, unused: 0.020, growth: 0.012 },
-    Order { order: 4, instructions: 159.6, saved: 0.830, windows: 0.105, prefaulted: 0.863, unused: 0.024, growth: 0.016 },
-    Order { order: 5, instructions: 112.7, saved: 0.859, windows: 0.078, prefaulted: 0.890, unused: 0.028, growth: 0.018 },
-    Order { order: 6, instructions: 90.4, saved: 0.872, windows: 0.065, prefaulted: 0.906, unused: 0.032, growth: 0.022 },
+    Order { order: 0, instructions: ALONE, saved: 0.0, windows: 0.0, prefaulted: 0.0, unused: 0.0, growth: 0.0 },
+    Order { order: 1, instructions: in_window(1), saved: 0.438, windows: 0.451, prefaulted: 0.451, unused: 0.012, growth: 0.004 },
+    Order { order: 2, instructions: in_window(2), saved: 0.661, windows: 0.260, prefaulted: 0.684, unused: 0.017, growth: 0.008 },
+    Order { order: 3, instructions: in_window(3), saved: 0.773, windows: 0.158, prefaulted: 0.802, unused: 0.020, growth: 0.012 },
+    Order { order: 4, instructions: in_window(4), saved: 0.830, windows: 0.105, prefaulted: 0.863, unused: 0.024, growth: 0.016 },
+    Order { order: 5, instructions: in_window(5), saved: 0.859, windows: 0.078, prefaulted: 0.890, unused: 0.028, growth: 0.018 },
+    Order { order: 6, instructions: in_window(6), saved: 0.872, windows: 0.065, prefaulted: 0.906, unused: 0.032, growth: 0.022 },
 ];
 
+/// Instructions of a fault that maps one page.
+const ALONE: f64 = SEQUENTIAL[0].1;
 /// Instructions of a window, and of each of its pages, derived from the instructions in sequence at
-/// orders 3 and 5.
-const WINDOW: f64 = 1468.0;
-const PAGE: f64 = 66.8;
+/// orders 3 and 5, whose windows have 8 and 32 pages.
+const WINDOW: f64 = (SEQUENTIAL[1].1 - SEQUENTIAL[2].1) / (1.0 / 8.0 - 1.0 / 32.0);
+const PAGE: f64 = SEQUENTIAL[2].1 - WINDOW / 32.0;
+
+/// Returns the instructions of a page in a window of `order`.
+const fn in_window(order: u32) -> f64 {
+    WINDOW / (1u32 << order) as f64 + PAGE
+}
 
 /// Costs on a host, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +80,7 @@ impl Order {
     /// exception, and maps one page or a window. The cost of unused pages is included.
     pub fn recorded(self, costs: Costs) -> f64 {
         let faults = 1.0 - self.saved;
-        let alone = (faults - self.windows).max(0.0) * ORDERS[0].instructions;
+        let alone = (faults - self.windows).max(0.0) * ALONE;
         let windows = self.windows * WINDOW + (self.windows + self.prefaulted) * PAGE;
         let unused = self.prefaulted * self.unused * costs.zero;
         faults * costs.exception + (alone + windows) * costs.instruction + unused
@@ -110,11 +118,11 @@ mod tests {
         let costs = |exception| Costs { exception, instruction: 0.5, zero: 300.0 };
         let [off, _, _, three, _, five, _] = ORDERS;
         let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-9, "{value}");
-        near(three.in_sequence(costs(80.0)), 10.0 + 125.15);
-        near(off.recorded(costs(80.0)), 80.0 + 118.95);
-        // 12.4 instructions more, and 7/8 of an exception less.
+        near(three.in_sequence(costs(80.0)), 10.0 + 127.33);
+        near(off.recorded(costs(80.0)), 80.0 + 117.4);
+        // 19.86 instructions more, and 7/8 of an exception less.
         let even = pays_from(three, 0.5);
-        near(even, 6.2 / 0.875);
+        near(even, 9.93 / 0.875);
         assert!(three.in_sequence(costs(even + 1.0)) < off.in_sequence(costs(even + 1.0)));
         assert!(three.in_sequence(costs(even - 1.0)) > off.in_sequence(costs(even - 1.0)));
         assert_eq!(pays_from(five, 0.5), 0.0);
@@ -126,6 +134,15 @@ mod tests {
         assert_eq!(choice(0.0).map(|it| it.order), Some(0), "unused pages cost, and save nothing");
         assert_eq!(choice(2000.0).map(|it| it.order), Some(3));
         assert_eq!(best(|order| order.recorded(costs(2000.0))).order, 6);
+    }
+
+    #[test]
+    fn counted_orders_have_their_counts() {
+        for (order, counted) in SEQUENTIAL {
+            let instructions = ORDERS[order as usize].instructions;
+            assert!((instructions - counted).abs() < 1e-9, "order {order}: {instructions}");
+        }
+        assert!((1_400.0..1_550.0).contains(&WINDOW) && (60.0..80.0).contains(&PAGE));
     }
 
     /// The default is the last order that saves at least a tenth of the time of the previous order,

@@ -26,7 +26,8 @@ pub fn run(
     let progress = Progress::new(check::steps(scope));
     let rows = check::run(profile, settings, scope, json, &progress)?;
     drop(progress);
-    print(out, rows, check::threads().max().unwrap_or(2), style)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    print(out, rows, cpus, style)?;
     if interrupt::requested() {
         return Ok(());
     }
@@ -46,7 +47,8 @@ fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
     rows
 }
 
-fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Result<(), CliError> {
+/// Prints the rows, with a mark at those with more threads than the host's `cpus`.
+fn print(out: &mut dyn Write, rows: Vec<Row>, cpus: usize, style: Style) -> Result<(), CliError> {
     let rows = sorted(rows);
     if rows.is_empty() {
         return Ok(());
@@ -58,7 +60,7 @@ fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Resu
     let head = ["", "threads", "native", "simulated", "off by"].map(str::to_owned);
     let mut table = table::numbers(&head, style);
     for row in &rows {
-        let over = if row.threads > most { " *" } else { "" };
+        let over = if row.threads > cpus { " *" } else { "" };
         table::row(
             &mut table,
             [
@@ -73,7 +75,7 @@ fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Resu
     writeln!(out, "{table}")?;
     let near = rows.iter().filter(|row| row.error().abs() <= NEAR).count();
     writeln!(out, "\n{near} of {} rows are within {NEAR} %.", rows.len())?;
-    if rows.iter().any(|row| row.threads > most) {
+    if rows.iter().any(|row| row.threads > cpus) {
         writeln!(
             out,
             "* More threads than CPUs of the host; in simulation each thread has a CPU."
@@ -86,17 +88,9 @@ fn print(out: &mut dyn Write, rows: Vec<Row>, most: usize, style: Style) -> Resu
 mod tests {
     use super::*;
     use faultless_analysis::Context;
-    use serde_json::Map;
 
     fn row(name: &str, native: f64, simulated: f64) -> Row {
-        let context = Context {
-            machine: "native".into(),
-            workload: name.into(),
-            cpus: 1,
-            setting: String::new(),
-            params: Map::new(),
-            knobs: Map::new(),
-        };
+        let context = Context::new("native", name, 1);
         Row { name: name.into(), threads: 1, native, simulated, context }
     }
 
@@ -111,5 +105,21 @@ mod tests {
         let at = |name: &str| out.find(name).unwrap_or(usize::MAX);
         assert!(at("low") < at("high") && at("high") < at("near"), "{out}");
         assert!(out.contains("-40.0 %") && out.contains("1 of 3 rows"), "{out}");
+    }
+
+    #[test]
+    fn rows_with_more_threads_than_cpus_are_marked() {
+        let marked = |cpus| {
+            let rows = [1, 2, 20].map(|threads| Row { threads, ..row("w", 100.0, 100.0) });
+            let mut out = Vec::new();
+            let style = Style { terminal: false, width: 100 };
+            print(&mut out, rows.into(), cpus, style).expect("it is a vector");
+            let out = String::from_utf8(out).expect("text");
+            assert_eq!(out.contains("* More threads"), out.contains(" * "), "{out}");
+            [1, 2, 20].map(|threads| out.contains(&format!("{threads} * ")))
+        };
+        assert_eq!(marked(1), [false, true, true]);
+        assert_eq!(marked(2), [false, false, true]);
+        assert_eq!(marked(64), [false; 3]);
     }
 }

@@ -49,6 +49,10 @@ pub struct CalibrateArgs {
 /// Measures, fits, writes and checks.
 pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     let scope = if args.quick { Scope::Quick } else { Scope::All };
+    if let Some(set) = args.set.set.first().filter(|_| !args.check && args.profile.is_none()) {
+        let why = "knobs apply to the predicted runs, so --set needs --check or --profile";
+        return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
+    }
     let inputs: Vec<_> = args.profile.iter().map(Path::new).collect();
     let given = args.profile.as_deref().map(profiles::find).transpose()?;
     let output = match &args.output {

@@ -86,7 +86,7 @@ fn print_choice(out: &mut dyn Write, costs: Costs) -> Result<(), CliError> {
     let [_, _, _, three, _, five, _] = ORDERS;
     writeln!(
         out,
-        "Against order 0, order 3 pays from {:.1} ns an exception on: ({} - {}) × {instruction:.3} / (1 - 1/8). Order 5 {}.",
+        "Against order 0, order 3 pays from {:.1} ns an exception on: ({:.1} - {:.1}) × {instruction:.3} / (1 - 1/8). Order 5 {}.",
         pays_from(three, instruction),
         three.instructions,
         ORDERS[0].instructions,
@@ -149,7 +149,7 @@ mod tests {
         let style = Style { terminal: false, width: 100 };
         print(&mut out, &faults, (&profile, true), style).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
-        for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 90.4 ×", "1/8"]
+        for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 92.9 ×", "1/8"]
         {
             assert!(out.contains(says), "{says}: {out}");
         }
