@@ -58,9 +58,9 @@ impl Bytes<'_> {
 pub fn operations(bytes: &[u8]) {
     let config =
         Config { memory_bytes: 4 << 20, cpus: 1, checked: Checked::Panic, ..Config::default() };
-    let Ok(native) = Native::new(config) else { return };
+    let native = Native::new(config).expect("the host has 4 MiB");
     let mut bytes = Bytes(bytes);
-    let Ok(first) = native.process() else { return };
+    let first = native.process().expect("an unused machine has free frames");
     let mut processes = Vec::from([first]);
     let mut objects = Vec::new();
     let made = processes[0].run(|cpu| {
@@ -111,23 +111,33 @@ pub fn operations(bytes: &[u8]) {
     assert_eq!(census.taken(), 1, "all but the page of zeros are free");
 }
 
-/// Turns a knob.
+/// Sets a knob to one of its values.
 fn set(native: &Native, bytes: &mut Bytes<'_>) {
-    let (name, ..) = KNOBS[usize::from(bytes.byte()) % KNOBS.len()];
-    let (number, word) = (bytes.byte(), bytes.byte());
-    let value = match (name, word % 3) {
-        ("locking", 0) => "mmap_lock".into(),
-        ("locking", 1) => "per_vma".into(),
-        ("locking", _) => "speculative".into(),
-        ("anon_vma_check", 0) => "early".into(),
-        ("anon_vma_check", _) => "late".into(),
-        // Short, and not so short.
-        ("frame_limit", _) => (u64::from(number) * 8).to_string(),
-        _ => u64::from(number).to_string(),
-    };
-    if let Ok(setting) = format!("{name}={value}").parse() {
-        native.vm().set(setting);
+    let (name, values, _) = KNOBS[usize::from(bytes.byte()) % KNOBS.len()];
+    let value = value(values, bytes.byte(), bytes.byte());
+    let setting = format!("{name}={value}").parse();
+    native.vm().set(setting.unwrap_or_else(|error| panic!("{name}={value}: {error}")));
+}
+
+/// Returns a value of a knob whose `values` are `NAME | NAME` or `LOWEST to HIGHEST`: a name, or a
+/// number close to the lowest number on one of several scales.
+fn value(values: &str, number: u8, scale: u8) -> String {
+    let names: Vec<_> = values.split(" | ").collect();
+    if names.len() > 1 {
+        return names[usize::from(number) % names.len()].to_owned();
     }
+    let mut bounds = values.split_whitespace().filter_map(|word| word.parse::<u64>().ok());
+    let (Some(lowest), Some(highest)) = (bounds.next(), bounds.next()) else {
+        panic!("{values:?} is neither a list of names nor a range");
+    };
+    let number = u64::from(number);
+    // Single frames or areas, more than memory, and pages in bytes.
+    let above = match scale % 4 {
+        0 | 1 => number,
+        2 => number * 8,
+        _ => number * PAGE_SIZE,
+    };
+    (lowest + above % (highest - lowest + 1)).to_string()
 }
 
 /// Changes the length of an object, as a kernel does.
@@ -225,4 +235,28 @@ fn map_flags(bytes: &mut Bytes<'_>) -> MapFlags {
     flags.set(MapFlags::POPULATE, byte & 24 == 24);
     flags.set(MapFlags::GROWSDOWN, byte & 96 == 96);
     flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_knob_takes_each_name_or_many_numbers() {
+        for (name, values, _) in KNOBS {
+            let mut taken = BTreeSet::new();
+            for number in 0..=u8::MAX {
+                for scale in 0..4 {
+                    let value = value(values, number, scale);
+                    let setting: Result<Setting, _> = format!("{name}={value}").parse();
+                    assert!(setting.is_ok(), "{name}={value}");
+                    taken.insert(value);
+                }
+            }
+            let names = values.split(" | ").count();
+            let expected = if names > 1 { names } else { 10 };
+            assert!(taken.len() >= expected, "{name}: {taken:?}");
+        }
+    }
 }
