@@ -141,12 +141,12 @@ fn results_replace_the_file_when_complete() {
     let before = "the earlier file";
     fs::write(&file, before).expect("written");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("ours");
-    for args in [
-        &["stat", "pft", "--set", "frame_limit=1"][..],
-        &["replay", "redis", "--set", "frame_limit=10"],
-        &["versus", "--kernel", "/no/such/kernel"],
+    for (args, code) in [
+        (&["stat", "pft", "--set", "frame_limit=1"][..], 1),
+        (&["replay", "redis", "--set", "frame_limit=10"], 1),
+        (&["versus", "--kernel", "/no/such/kernel"], 2),
     ] {
-        faultless(&[args, &["--json", text(&file)]].concat()).fails(1);
+        faultless(&[args, &["--json", text(&file)]].concat()).fails(code);
         assert_eq!(fs::read_to_string(&file).expect("there"), before, "{args:?}");
         assert_eq!(place.left(), ["k.json"], "{args:?}");
     }

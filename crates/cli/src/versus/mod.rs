@@ -147,9 +147,12 @@ struct Done {
 
 /// Runs the comparison.
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
+    let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
+    // An unusable kernel is reported before QEMU is looked for.
+    let given = args.kernel.as_deref().map(Stock::file).transpose();
+    let given = given.map_err(|error| CliError::Usage(error.to_string()))?;
     Machine::ready()?;
     let (rows, reclaim, counts) = (guest("rows")?, guest("reclaim")?, guest("counts")?);
-    let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
     let (mut out, style) = report::output(&args.json);
 
     let job = |side, program, cpus| {
@@ -176,7 +179,7 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
             .collect()
     };
     let progress = Progress::new((jobs.len() + on_linux(None).len()) as u64 + 1);
-    let stock = stock(args, &progress)?;
+    let stock = given.map_or_else(|| stock(&progress), Ok)?;
     jobs.extend(on_linux(Some(&stock)));
     progress.advance(1);
     let done = boot_all(jobs, args, &stock, &progress);
@@ -225,11 +228,8 @@ pub fn run(args: &VersusArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Returns the kernel to compare with.
-fn stock(args: &VersusArgs, progress: &Progress) -> Result<Stock, CliError> {
-    if let Some(file) = &args.kernel {
-        return Ok(Stock::file(file)?);
-    }
+/// Returns the kernel to compare with by default.
+fn stock(progress: &Progress) -> Result<Stock, CliError> {
     let cached = Stock::cached();
     if let Some(complete) = cached.clone().filter(Stock::reads_disks) {
         return Ok(complete);
@@ -280,7 +280,12 @@ fn boot_all(
 /// Runs one job. An error is part of the result, beside the figures before the error.
 fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
     let mut program = Program::guest(job.program).args(job.args());
-    let files = job.part.files().ok().flatten();
+    let files = match job.part.files() {
+        Ok(files) => files,
+        Err(error) => {
+            return done(job, args, stock, "", Some(format!("a file of its disk: {error}")));
+        }
+    };
     if let Some(files) = files.as_ref().filter(|_| job.side == Side::Ours) {
         program = program.files(files.path());
     }
@@ -330,7 +335,12 @@ fn boot(job: &Job, args: &VersusArgs, stock: &Stock) -> Done {
             }
         }
     };
-    let (figures, facts) = (figures(&text), facts::facts(&text));
+    done(job, args, stock, &text, trouble)
+}
+
+/// Returns the result of a boot that printed `text`.
+fn done(job: &Job, args: &VersusArgs, stock: &Stock, text: &str, trouble: Option<String>) -> Done {
+    let (figures, facts) = (figures(text), facts::facts(text));
     let silent = (trouble.is_none() && figures.is_empty()).then(|| match interrupt::requested() {
         // Ctrl-C on a terminal reaches QEMU, too.
         true => "interrupted".to_owned(),
