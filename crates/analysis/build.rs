@@ -1,8 +1,8 @@
 //! Builds the library preloaded by `advise --try`, and embeds it. The library has no dependencies,
 //! so a single call of rustc suffices.
 //!
-//! A failed build of the library does not fail the build of the command: the reason is embedded
-//! instead.
+//! A failed build of the library does not fail the build of this crate: the reason is embedded
+//! instead, and reported when the library is needed.
 
 use std::env;
 use std::fs;

@@ -131,6 +131,9 @@ pub struct Departures {
 
 /// Executes an operation of guest code. The caller handles the start and end of threads and
 /// processes.
+///
+/// # Errors
+/// The operation failed.
 #[inline]
 pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G::Stop> {
     match *op {

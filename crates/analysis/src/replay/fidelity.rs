@@ -71,13 +71,13 @@ impl Fidelity {
     /// # Errors
     /// A figure cannot be written.
     pub fn figures(self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
-        for (metric, count) in [
-            ("recorded_faults", self.recorded),
-            ("recorded_faults_unserved", self.unserved),
-            ("replayed_faults", self.replayed),
-            ("lost_events", self.lost),
+        for (metric, unit, count) in [
+            ("recorded_faults", "faults", self.recorded),
+            ("recorded_faults_unserved", "faults", self.unserved),
+            ("replayed_faults", "faults", self.replayed),
+            ("lost_events", "events", self.lost),
         ] {
-            figures.figure(context, metric, "faults", Number::Whole(count))?;
+            figures.figure(context, metric, unit, Number::Whole(count))?;
         }
         figures.figure(context, "fault_difference", "%", Number::Real(self.difference()))?;
         figures.figure(context, "fault_difference_allowed", "%", Number::Real(ALLOWANCE))
@@ -87,6 +87,7 @@ impl Fidelity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::Kept;
 
     #[test]
     fn difference_beyond_the_allowance_causes_a_warning() {
@@ -100,5 +101,15 @@ mod tests {
         assert!(!of(1000).remark().contains("lost"));
         assert!(Fidelity { lost: 7, ..of(1000) }.remark().contains("; 7 events were lost"));
         assert_eq!(Fidelity { recorded: 0, ..of(0) }.difference(), 0.0);
+    }
+
+    #[test]
+    fn unit_of_lost_events_is_events() {
+        let mut kept = Kept::default();
+        let fidelity = Fidelity { recorded: 9, unserved: 0, replayed: 9, lost: 7 };
+        fidelity.figures(&mut kept, &Context::new("native", "w", 1)).expect("no output fails");
+        let unit = |metric: &str| kept.0.iter().find(|(name, ..)| name == metric).map(|it| &*it.1);
+        assert_eq!(unit("lost_events"), Some("events"));
+        assert_eq!(unit("recorded_faults"), Some("faults"));
     }
 }

@@ -24,10 +24,8 @@ const fn title(kind: Kind) -> &'static str {
 /// The output is closed.
 pub fn print(faults: &Faults, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
     let Some(first) = faults.0.first() else { return Ok(()) };
-    writeln!(
-        out,
-        "\nFaults: instructions (without filling the page), cache lines written that other CPUs use, too"
-    )?;
+    let heading = "Faults: instructions (counted with the default knobs, without filling the page), cache lines written that other CPUs use, too";
+    writeln!(out, "\n{}", filled(heading, style.width))?;
     let mut head = vec!["one fault".to_owned()];
     head.extend(first.costs.iter().map(|(policy, _)| policy.name().to_owned()));
     let mut table = table::numbers(&head, style);

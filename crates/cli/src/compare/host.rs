@@ -27,7 +27,7 @@ pub fn print(host: &Host, out: &mut dyn Write, width: usize) -> Result<(), CliEr
         false => "",
     };
     let text = format!(
-        "Machine: {cpu}, {cpus}{kind}, {kernel}{load}. A first touch of a page takes {:.0} ns under its kernel, {:.0} ns of them the              exception ({least:.0} to {most:.0} ns on the hardware of the bundled profiles{shadowed}).",
+        "Machine: {cpu}, {cpus}{kind}, {kernel}{load}. A first touch of a page takes {:.0} ns under its kernel, {:.0} ns of them the exception ({least:.0} to {most:.0} ns on the hardware of the bundled profiles{shadowed}).",
         faults.touch,
         faults.exception(),
     );
