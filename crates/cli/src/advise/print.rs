@@ -290,9 +290,9 @@ fn disagrees(expected: u64, run: Run) -> Option<String> {
     let populated = if run.counts_populated { ", or populated pages are counted" } else { "" };
     (off >= few && off as f64 > share * expected.max(run.faults) as f64).then(|| {
         let why = if run.faults < expected {
-            "its standard input was empty, the program takes another course when it is recorded, or the kernel collapses its memory to huge pages".to_owned()
+            "its standard input was empty, the program behaves differently under the recorder, or the kernel collapses its memory to huge pages".to_owned()
         } else {
-            format!("its standard input was empty, or the program takes another course when it is recorded{populated}")
+            format!("its standard input was empty, or the program behaves differently under the recorder{populated}")
         };
         format!(
             "Predictions are uncertain: {} faults are expected from the recording, and the run without the recorder had {}: {why}.",
@@ -377,7 +377,10 @@ mod tests {
         assert_eq!(disagrees(20_000, run(1.0, 19_000)), None);
         assert_eq!(disagrees(100, run(1.0, 300)), None);
         let fewer = disagrees(20_000, run(1.0, 1_000)).expect("far off");
-        assert!(fewer.contains("expect 20,000 faults") && fewer.contains("huge pages"), "{fewer}");
+        assert!(
+            fewer.contains("20,000 faults are expected") && fewer.contains("huge pages"),
+            "{fewer}"
+        );
         // A filter such as `sort` reads its input, and has no work without input.
         assert!(fewer.contains("its standard input was empty"), "{fewer}");
         let populated = Run { counts_populated: true, ..run(1.0, 90_000) };
