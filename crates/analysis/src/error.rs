@@ -44,8 +44,8 @@ pub enum Error {
     },
     /// The host has too little memory.
     #[error(
-        "{what}: needs {} of memory; {} are available {limit}, and {} of them are reserved for other programs: use a smaller size or fewer CPUs, or \
-          end other programs",
+        "{what}: needs {} of memory; {} are available {limit}, and {} of them are reserved for other programs: use a smaller \
+         size or fewer CPUs, or end other programs",
         size(*needed), size(*available), size(*spare)
     )]
     Memory {

@@ -86,7 +86,7 @@ pub fn measure(
         // The plain run is in the middle of the rounds, so that both run under the same load.
         if let Some(command) = command.filter(|_| plain.is_none()) {
             observer.note(
-                "the program runs a second time, without the recorder; its input is empty, its output is discarded, and Ctrl-C ends this run",
+                "the program runs again without the recorder; its input is empty, its output is discarded, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
             plain = once(command, &Apply::Nothing, observer)?;

@@ -51,8 +51,9 @@ pub fn page(
         let frame = frame("Time of a replay on this machine", "to the first policy", "");
         page.plot(
             "Real programs",
-            "The median time of a program's faults and calls under each policy; the line on a bar is the 95 % interval. If \
-             the intervals of two bars overlap, the difference is within the noise. Fewer than 6 repetitions have no interval.",
+            "The median time of a program's faults and calls under each policy; the line on a \
+             bar is the 95 % interval. If the intervals of two bars overlap, the difference is \
+             within the noise. Fewer than 6 repetitions have no interval.",
             &bars(&frame, &names, &groups, false)?,
         );
     }
