@@ -38,8 +38,9 @@ impl<M: Machine> Cpu<'_, M> {
     ///
     /// A kernel calls this function regularly in a kernel thread or before the return to user mode,
     /// and in the idle loop until the result [is idle](Background::is_idle). An interrupt handler
-    /// must not call it, because it may interrupt a call of the same CPU ([`Vm::cpu`]). A kernel
-    /// with different rates for different work makes the single calls.
+    /// must not call it, because it may interrupt a call of the same CPU (see
+    /// [`Vm::cpu`](crate::Vm::cpu)). A kernel with different rates for different work makes the
+    /// single calls.
     ///
     /// Not allowed inside a closure that lists areas, nor in a store's call.
     ///
