@@ -185,13 +185,13 @@ fn comparison_of_one_workload() {
     let args = [&["compare", "--quick", "--details", "--json", file], &only[..]].concat();
     let out = faultless(&args).succeeds();
     for expected in [
-        "faults per second, median of 5",
+        "faults per second, median of 6",
         "mmap_lock",
         "per_vma",
         "Summary: locking, prefault off",
         "linux-",
         "#",
-        "pages per second, median of 5",
+        "pages per second, median of 6",
         "order 5, zeroed",
         "times fewer faults",
         "Summary: prefault",
@@ -211,7 +211,7 @@ fn comparison_of_one_workload() {
     let count = |setting: &str, metric: &str| value(&pft, "native", setting, metric).expect(metric);
     assert!(count("locking=speculative", "spf") > 0.9 * count("locking=speculative", "faults"));
     assert_eq!(count("locking=mmap_lock", "spf"), 0.0);
-    assert_eq!(count("locking=mmap_lock", "repetitions"), 5.0);
+    assert_eq!(count("locking=mmap_lock", "repetitions"), 6.0);
     // Policies are compared with prefault off, for any default.
     for locking in ["mmap_lock", "per_vma", "speculative"] {
         assert_eq!(count(&format!("locking={locking}"), "prefault_page"), 0.0, "{locking}");
