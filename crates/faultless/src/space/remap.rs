@@ -553,7 +553,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         let Some(meta) = self.anon_page(entry) else { return };
         // The entry, which no other CPU can reach, has the only mapping. If no page was shared
         // before the move, a second reference is a transient one.
-        if (!moving.shares || meta.refs() == 1) && !lost(Mutant::MoveKeepsIndex) {
+        if !moving.shares || meta.refs() == 1 {
             meta.anchor.store(self.space.anchor(), Ordering::Relaxed);
             meta.index.store(to >> PAGE_SHIFT, Ordering::Relaxed);
             return;

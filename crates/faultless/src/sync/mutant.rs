@@ -293,9 +293,6 @@ pub enum Mutant {
     /// A fork copies the notes of moved pages under its claim. Otherwise, the child's reverse map
     /// lacks a move.
     ForkCopiesMoves,
-    /// A page moved by `mremap` gets the index of its new address. Otherwise, the reverse map does
-    /// not find the page.
-    MoveKeepsIndex,
     /// A migration compares the number of its entries with the frame's references. Otherwise,
     /// kernel stores to the old frame are lost.
     MigrateCounts,

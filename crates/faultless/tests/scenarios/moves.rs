@@ -305,7 +305,6 @@ mod needs {
         waiting_for_held_entries: ReplaceWaits in [accesses_against_moves],
         a_move_looked_at_twice: SecondLook in [one_store_against_mremap_dontunmap],
         awaiting_answers: AwaitAnswers in [accesses_against_moves],
-        an_index_of_moved_pages: MoveKeepsIndex in [accesses_against_moves],
         notes_copied_under_the_claim: ForkCopiesMoves in [a_fork_against_a_move_of_shared_pages],
     );
 }
