@@ -27,7 +27,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// `EINVAL`: the heap is not empty, or would start below the [lowest
-    /// address](Machine::lowest_address) or beyond user space. Nothing has changed then.
+    /// address](Machine::lowest_address) or beyond user space. A failed call changes nothing.
     pub fn set_heap_start(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Error> {
         let _writing = self.write(cpu, [VirtRange::USER, NOWHERE], PAGE_SIZE);
         let heap = self.heap.get();

@@ -97,8 +97,8 @@ impl<M: Machine> Space<M> {
     /// As Linux: `EINVAL` (length 0, a fixed address that is unaligned or `None`, neither or both
     /// of private and shared, a shared mapping that grows), `ENOMEM` (no free range, too many VMAs,
     /// more than memory and the swap area hold, without `NORESERVE`), `EEXIST` (`FIXED_NOREPLACE`
-    /// over a mapping), `EPERM` (fixed below [`Machine::lowest_address`]). Nothing has changed
-    /// then.
+    /// over a mapping), `EPERM` (fixed below [`Machine::lowest_address`]). A failed call
+    /// changes nothing.
     pub fn mmap(
         &self,
         cpu: &Cpu<'_, M>,

@@ -74,8 +74,9 @@ impl<M: Machine> Space<M> {
     /// As Linux: `EINVAL` (unaligned, unknown or contradictory flags, new length 0, ranges that
     /// overlap or leave user space, old length 0 of a private mapping), `EFAULT` (nothing mapped at
     /// `addr`, or a mapping that ends before the old length), `ENOMEM`, `EPERM` (`FIXED` below
-    /// [`lowest_address`](Machine::lowest_address)). Nothing has changed then, except if several
-    /// VMAs move at once: as on Linux, the VMAs before the first that cannot move have moved.
+    /// [`lowest_address`](Machine::lowest_address)). A failed call changes nothing, except if
+    /// several VMAs move at once: as on Linux, the VMAs before the first that cannot move have
+    /// moved.
     pub fn mremap(
         &self,
         cpu: &Cpu<'_, M>,

@@ -84,7 +84,7 @@ impl<M: Machine> Space<M> {
     ///
     /// # Errors
     /// `EINVAL`: `addr` is not page-aligned, `len` is 0, or the range leaves user space. `ENOMEM`:
-    /// a VMA would have to be split and cannot be. Nothing has changed then.
+    /// a VMA would have to be split and cannot be. A failed call changes nothing.
     pub fn munmap(&self, cpu: &Cpu<'_, M>, addr: u64, len: u64) -> Result<(), Error> {
         let given = VirtRange::new(addr, addr.saturating_add(len));
         let refused = |errno| Error { operation: "munmap", range: given, errno };
