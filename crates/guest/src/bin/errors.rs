@@ -11,7 +11,7 @@ use libc::{EAGAIN, EBADF, EBUSY, EFAULT, EINVAL, ENOENT, ENOMEM, ENOTSOCK};
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,12 +60,8 @@ fn length(file: &File) -> Result<u64, String> {
 }
 
 fn pipe() -> Result<[File; 2], String> {
-    let mut ends = [0i32; 2];
-    // SAFETY: the array has room for both, and the descriptors belong to the files.
-    unsafe {
-        doing("pipe", checked(libc::pipe(ends.as_mut_ptr())))?;
-        Ok(ends.map(|fd| File::from_raw_fd(fd)))
-    }
+    let (reader, writer) = std::io::pipe().map_err(|error| format!("pipe: {error}"))?;
+    Ok([OwnedFd::from(reader).into(), OwnedFd::from(writer).into()])
 }
 
 /// A word without `FUTEX_PRIVATE_FLAG` must be in memory accessible to the process.

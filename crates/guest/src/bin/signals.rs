@@ -7,7 +7,7 @@ use faultless_guest::signal::{self, NOTED, contains, handle, mask, note};
 use faultless_guest::sys::{Errno, call, checked, doing};
 use faultless_guest::{check, clock, ensure, same};
 use std::mem::zeroed;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -239,12 +239,8 @@ fn suspends() -> Verdict {
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
-    let mut ends = [0; 2];
-    // SAFETY: the array has space for both, and the descriptors have no other owner.
-    unsafe {
-        doing("pipe", checked(libc::pipe(ends.as_mut_ptr())))?;
-        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
-    }
+    let (reader, writer) = std::io::pipe().map_err(|error| format!("pipe: {error}"))?;
+    Ok((reader.into(), writer.into()))
 }
 
 /// Reads one byte, once.

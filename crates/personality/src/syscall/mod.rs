@@ -11,6 +11,7 @@ pub mod ids;
 pub mod ipc;
 pub mod memory;
 pub mod mempolicy;
+pub mod mlock;
 pub mod numa;
 pub mod process;
 pub mod sched;
@@ -41,6 +42,7 @@ pub fn dispatch(frame: &mut TrapFrame) {
 const CALLS: &[&[Entry]] = &[
     ALWAYS,
     memory::CALLS,
+    mlock::CALLS,
     across::CALLS,
     numa::CALLS,
     mempolicy::CALLS,

@@ -3,6 +3,7 @@
 mod compactions;
 mod evictions;
 mod flush_free;
+mod fork_trees;
 pub(crate) mod holders;
 mod lazy;
 mod memory;
