@@ -174,6 +174,12 @@ impl Reserved {
         spare.fill(2 * runs + 4)?;
         Ok(Self(spare))
     }
+
+    /// Returns for how many notes there is memory.
+    #[cfg(test)]
+    pub(crate) const fn notes(&self) -> usize {
+        self.0.count().saturating_sub(4) / 2
+    }
 }
 
 /// The notes of a space.

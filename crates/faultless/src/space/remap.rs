@@ -614,3 +614,6 @@ fn replace_both<M: Machine>(
     }
     step.replace(new, Some(Piece { area, root }), State::WriteLocked)
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

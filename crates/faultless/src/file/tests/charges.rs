@@ -1,6 +1,6 @@
 //! Pages charged against the knob `file_limit`.
 
-use crate::addr::PAGE_SIZE;
+use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::error::Errno;
 use crate::fault::FaultError;
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
@@ -9,6 +9,7 @@ use crate::knob::{Locking, Setting};
 use crate::space::{MapFlags, Prot};
 use crate::space::{MemoryLock, PrivateCopies, Space};
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::table::Entry;
 use crate::testing::guest::{self, AT, P, RW, SHARED, cpu, load, store};
 use crate::testing::guest::{map_object as map, read_object, write_object};
 use crate::testing::store::{Memory, file, finish};
@@ -360,4 +361,29 @@ fn a_lowered_goal_rises_with_the_evictable_pages() {
     let most = read(4 * FRAMES);
     assert!(most >= 3 * FRAMES / 32, "{most} frames are free at most, of {FRAMES}");
     finish(&cpu, space, Vec::from([file]));
+}
+
+/// A page has its charge only while the entry of the object maps the frame of the page, dirty. The
+/// page of another frame, a clean page and a page that has left lack the charge.
+#[test]
+fn a_page_lacks_its_charge_unless_its_entry_is_dirty() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let charged = Object::of_store(&cpu, Box::new(ReadOnly(Memory::new(8, 0))), 0).unwrap();
+    let plain = Object::try_new(&cpu, 8, 0).unwrap();
+    assert!(charged.is_charged() && !plain.is_charged());
+    let [frame, other] = [FrameNumber(7), FrameNumber(8)];
+    let entries = [
+        (Entry::leaf(frame).dirty(), false),
+        (Entry::leaf(frame), true),
+        (Entry::leaf(other).dirty(), true),
+        (Entry::leaf(other), true),
+        (Entry::NONE, true),
+    ];
+    for (entry, lacks) in entries {
+        let name = AtomicU64::new(entry.0);
+        assert_eq!(charged.lacks_charge(&name, frame), lacks, "{entry:?}");
+        assert!(!plain.lacks_charge(&name, frame), "{entry:?}");
+    }
+    finish(&cpu, Space::new(&cpu).unwrap(), Vec::from([charged, plain]));
 }

@@ -575,3 +575,28 @@ fn a_store_during_eviction_is_not_lost() {
         finish(&here, space, Vec::from([file]));
     }
 }
+
+/// A call at the maximum number of VMAs is not repeated after reclaim. This result does not change
+/// the next call, which finds memory full of file pages.
+#[test]
+fn a_fork_reclaims_frames_after_a_call_at_the_limit_of_vmas() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(300, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 300), Prot::READ, SHARED, (&file, 0));
+    guest::map(&cpu, &space, 300, 100, RW);
+    (300..400).for_each(|page| store(&cpu, &space, AT + page * P, page).unwrap());
+    let pins = space.pin(&cpu, AT + 300 * P, 100 * P, true).unwrap();
+    load_all(&cpu, &space, 0..300);
+    vm.set(Setting::MaxMapCount(1));
+    let refused = space.munmap(&cpu, AT + P, P).unwrap_err();
+    assert_eq!(refused.errno, Errno::ENOMEM);
+    vm.set(Setting::MaxMapCount(65530));
+    let child = space.fork(&cpu).unwrap();
+    (300..400).for_each(|page| assert_eq!(load(&cpu, &child, AT + page * P), Ok(page)));
+    drop(pins);
+    child.exit(&cpu);
+    finish(&cpu, space, Vec::from([file]));
+}

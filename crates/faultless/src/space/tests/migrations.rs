@@ -619,3 +619,32 @@ fn mremap_makes_notes_of_pages_shared_with_relatives() {
     check(&cpu, &[&space], &[], 0);
     space.exit(&cpu);
 }
+
+/// A range with shared and private pages moves, and then each page moves to another node. The walk
+/// of the reverse map finds the entries of each shared page in both spaces.
+#[test]
+fn a_range_with_some_shared_pages_keeps_its_reverse_map() {
+    const PAGES: u64 = 3;
+    for shared in 0..1 << PAGES {
+        let vm = two_nodes(512);
+        let cpu = cpu(&vm, 0);
+        let space = Space::new(&cpu).unwrap();
+        map(&cpu, &space, 0, PAGES, RW);
+        (0..PAGES).for_each(|page| store(&cpu, &space, AT + page * P, value(1, page)).unwrap());
+        let child = space.fork(&cpu).unwrap();
+        let private = (0..PAGES).filter(|page| shared >> page & 1 == 0);
+        private.for_each(|page| store(&cpu, &child, AT + page * P, value(2, page)).unwrap());
+        let flags = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+        let to = AT + 100 * P;
+        space.mremap(&cpu, AT, PAGES * P, PAGES * P, flags, to).unwrap();
+        assert_eq!(space.core.moves.count() != 0, shared != 0, "{shared:#b}");
+        assert_eq!(moved(&cpu, &space, (100, PAGES), 1), vec![Ok(1); 3], "{shared:#b}");
+        check(&cpu, &[&space, &child], &[], 0);
+        for page in 0..PAGES {
+            let of_child = if shared >> page & 1 == 0 { value(2, page) } else { value(1, page) };
+            assert_eq!(load(&cpu, &space, to + page * P), Ok(value(1, page)), "{shared:#b}");
+            assert_eq!(load(&cpu, &child, AT + page * P), Ok(of_child), "{shared:#b}");
+        }
+        [space, child].into_iter().for_each(|space| space.exit(&cpu));
+    }
+}

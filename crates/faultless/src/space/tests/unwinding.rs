@@ -12,7 +12,7 @@ use crate::knob::{Locking, Setting};
 use crate::space::{Advice, Label, MemPolicy, NodeSet, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::guest::{
-    self, AT, P, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
+    self, AT, P, PRIVATE, RW, SHARED, TestCpu, TestSpace, cpu, load, map, map_object, store,
 };
 use crate::testing::store::{Memory, file, finish, write_back};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -408,4 +408,39 @@ fn a_panicking_watcher_leaves_no_state() {
     cpu.drain();
     assert_eq!(vm.free_frames(), free, "the prepared frame is free again");
     finish(&cpu, space, Vec::new());
+}
+
+/// A store to a VMA with a policy prepares a frame before the fault reads the page. If the store of
+/// the object panics in this read, the frame is free again, once.
+#[test]
+fn a_panicking_read_frees_the_prepared_frame() {
+    for locking in Locking::ALL {
+        for (flags, first) in [(SHARED, true), (SHARED, false), (PRIVATE, true), (PRIVATE, false)] {
+            let name = std::format!("{locking:?}, {flags:?}, {first}");
+            let vm = guest::vm(1, 64);
+            vm.set(Setting::Locking(locking));
+            let cpu = cpu(&vm, 0);
+            let disk = Panics::new(8, 0, first);
+            let object = Object::of_store(&cpu, disk.clone(), 5).unwrap();
+            let space = Space::new(&cpu).unwrap();
+            map_object(&cpu, &space, (0, 8), RW, flags, (&object, 0));
+            space.mbind(&cpu, AT, 8 * P, MemPolicy::Interleave(NodeSet::only(0))).unwrap();
+            // From now on a fault needs no frame for a table.
+            assert_eq!(load(&cpu, &space, AT + 4 * P), Ok(5));
+            cpu.drain();
+            let free = vm.free_frames();
+            for _ in 0..3 {
+                disk.reads.store(1, Ordering::Relaxed);
+                unwinds(&cpu, &name, || _ = store(&cpu, &space, AT + P, 2));
+                cpu.drain();
+                audit_with(&cpu, &[&space], &[&object]).unwrap();
+                assert_eq!(vm.free_frames(), free, "{name}: the prepared frame is free again");
+            }
+            store(&cpu, &space, AT + P, 2).unwrap();
+            assert_eq!(load(&cpu, &space, AT + P), Ok(2));
+            cpu.drain();
+            audit_with(&cpu, &[&space], &[&object]).unwrap();
+            finish(&cpu, space, Vec::from([object]));
+        }
+    }
 }

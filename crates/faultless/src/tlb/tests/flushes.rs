@@ -203,3 +203,27 @@ fn sixteen_tables_are_discarded_with_one_flush() {
     let count = |tables| flushes_of_tables(tables, 3).map(|flushes| flushes.len());
     assert_eq!([2, 16, 17, 33].map(count), [[1, 1], [1, 1], [1, 2], [1, 3]]);
 }
+
+/// The last page of one table and the second page of the next table are flushed together. Both
+/// tables map other pages, and stay.
+#[test]
+fn batch_flushes_the_pages_of_all_its_tables() {
+    let at = 2 << 30;
+    let calls: [fn(&TestCpu<'_>, &TestSpace, u64, u64); 2] = [
+        |cpu, space, at, len| space.munmap(cpu, at, len).unwrap(),
+        |cpu, space, at, len| space.madvise(cpu, at, len, Advice::DontNeed).unwrap(),
+    ];
+    for touched in [&[511, 513][..], &[500, 510, 512], &[511, 512, 520], &[490, 520]] {
+        for call in calls {
+            with_space(64 << 10, |cpu, space| {
+                map(cpu, space, at, 2 * 512);
+                let pages = [&[0, 1023], touched].concat();
+                pages.iter().for_each(|page| store(cpu, space, at + page * P, 1).unwrap());
+                let [first, last] = [touched[0], touched[touched.len() - 1]];
+                let all = VirtRange::new(at + first * P, at + (last + 1) * P);
+                let flushes = dropped(cpu, || call(cpu, space, all.start, all.len()));
+                assert_eq!(flushes, [Invalidate::Range(all)], "{touched:?}");
+            });
+        }
+    }
+}
