@@ -33,7 +33,17 @@ pub fn memory(workload: &Workload) -> u64 {
 /// # Errors
 /// The host has too little memory.
 pub fn machine(bytes: u64, cpus: usize) -> Result<Native, Error> {
-    tiered(Tiers { fast: bytes, slow: 0 }, cpus)
+    tiered(Tiers { fast: bytes, slow: 0 }, cpus, true)
+}
+
+/// Creates a native machine like [`machine`], for counts without times. The host backs a page of
+/// the memory at its first use, so the machine needs no more memory than its programs use at a
+/// time.
+///
+/// # Errors
+/// As [`machine`].
+pub fn untimed_machine(bytes: u64, cpus: usize) -> Result<Native, Error> {
+    tiered(Tiers { fast: bytes, slow: 0 }, cpus, false)
 }
 
 /// Creates a native machine with the memory required by `workload`.
@@ -44,15 +54,15 @@ pub fn machine_for(workload: &Workload) -> Result<Native, Error> {
     let workers = workload.crew().workers;
     let kept = PER_CPU * workers.saturating_sub(SPARED) as u64;
     let all = Tiers { fast: memory(workload).saturating_add(kept), slow: 0 };
-    tiered(workload.needs().tiers.unwrap_or(all), workers)
+    tiered(workload.needs().tiers.unwrap_or(all), workers, true)
 }
 
-fn tiered(memory: Tiers, cpus: usize) -> Result<Native, Error> {
+fn tiered(memory: Tiers, cpus: usize, populate: bool) -> Result<Native, Error> {
     let bytes = memory.bytes();
     let what = || format!("a native machine of {} and {}", size(bytes), plural(cpus as u64, "CPU"));
     host::afford(what(), bytes.saturating_add(bytes / MANAGED))?;
     let (memory_bytes, slow_bytes) = (memory.fast, memory.slow);
-    let config = Config { memory_bytes, slow_bytes, cpus, populate: true, ..Config::default() };
+    let config = Config { memory_bytes, slow_bytes, cpus, populate, ..Config::default() };
     Native::new(config).map_err(|error| Error::machine(what(), error))
 }
 

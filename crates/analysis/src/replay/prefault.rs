@@ -138,7 +138,7 @@ pub fn in_turn(source: &Source) -> Result<Plan, Error> {
 /// A failed operation.
 pub fn gauged(source: &Source, plan: &Plan, settings: &Settings) -> Result<Gauged, Error> {
     // A new machine, so that threads have no stream history.
-    let native = run::machine(source.memory(), 1)?;
+    let native = run::untimed_machine(source.memory(), 1)?;
     settings.apply(&native);
     replay_gauged(&native, plan, stop::requested).map_err(|error| source.failed(settings, error))
 }

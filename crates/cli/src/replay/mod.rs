@@ -88,11 +88,11 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let settings = Settings::new(&args.set.set);
     let (mut out, style) = report::output(&args.json);
     describe(&mut *out, &source)?;
-    let native = run::machine(source.memory(), source.cpus())?;
     let text = if args.policies {
+        let native = run::machine(source.memory(), source.cpus())?;
         under_policies(args, &native, &source, (&mut *out, style), &mut json)?
     } else {
-        under(&settings, &native, &source, &mut *out, &mut json)?
+        under(&settings, &source, &mut *out, &mut json)?
     };
     plot.write(|| page::plot(&source, &settings))?;
     html.write(|| page::page(&source, &settings, &text))?;
@@ -148,14 +148,23 @@ fn under_policies(
 /// Replays `source` under `settings`, and prints the counters. Returns them as text.
 fn under(
     settings: &Settings,
-    native: &Native,
     source: &Source,
     out: &mut dyn Write,
     json: &mut Json,
 ) -> Result<String, CliError> {
     let progress = Progress::on_terminal(3);
     progress.begin("replays the recording");
-    let mut replayed = once(native, source, settings)?;
+    let mut replayed = {
+        // Its memory is free again before the other replays.
+        let native = run::machine(source.memory(), source.cpus())?;
+        let replayed = once(&native, source, settings)?;
+        if replayed.complete {
+            native.audit(&[]).map_err(|discrepancy| {
+                CliError::failed("frames do not add up after the replay", discrepancy)
+            })?;
+        }
+        replayed
+    };
     progress.advance(1);
     let context = source.context(settings);
     if settings.regime.order > 0 {
@@ -178,11 +187,6 @@ fn under(
     let fidelity = fidelity.map(|faults| Fidelity::new(&source.trace, faults));
     let text = counters(source, settings, &replayed, &effects, fidelity).to_string();
     writeln!(out, "{text}\n")?;
-    if replayed.complete {
-        native.audit(&[]).map_err(|discrepancy| {
-            CliError::failed("frames do not add up after the replay", discrepancy)
-        })?;
-    }
     json.sample(&context, &replayed.sample)?;
     effects.iter().try_for_each(|effect| effect.figures(json, &context))?;
     for (metric, count) in [
