@@ -245,7 +245,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     // ANCHOR_END: run
 
     assert_eq!(program.load(mapped + 8)?, 1, "the second word of the file");
+    // ANCHOR: dirty
     program.store(mapped, 42)?;
+    // ANCHOR_END: dirty
     tick(&cpu);
     idle(&cpu);
 

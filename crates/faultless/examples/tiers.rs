@@ -5,7 +5,7 @@
 //!
 //! A kernel adds to the machine of the example `machine` in three places: [`Machine::node_cost`],
 //! which marks the slow node; the swap area, a [`BackingStore`] ([`Area`]); and the background work
-//! ([`tend`]).
+//! ([`background`]).
 
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -108,7 +108,7 @@ impl BackingStore for Area {
 }
 
 /// Does a kernel's background work, called repeatedly.
-fn tend(cpu: &Cpu<'_, Tiered>) {
+fn background(cpu: &Cpu<'_, Tiered>) {
     // So that programs need not evict pages themselves.
     cpu.reclaim_ahead();
     // So that new pages are allocated in fast memory, and used pages are promoted: 32 at a time.
@@ -171,7 +171,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for used in 0..USED.min(page) {
                 assert_eq!(program.load(addr(used))?, used);
             }
-            tend(&cpu);
+            background(&cpu);
         }
     }
 

@@ -27,7 +27,7 @@
 //! | a space that is dropped while a CPU runs it | its frames and VMAs stay allocated, because the CPU may use its tables indefinitely |
 //! | a `Vm` that is dropped before its spaces and objects | spaces and objects free only their heap memory |
 //! | more than 255 calls inside each other's closures ([`each_area`](crate::Space::each_area) and its like) | a panic: the maximum number of nested grace sections |
-//! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic |
+//! | a wait for a grace period, as in [`Cpu::drain`](crate::Cpu::drain), inside such a closure | a panic; in release builds only if there is something to wait for |
 //! | a closure that panics | sections close, lent pages are returned, the thread of [`for_thread`](crate::Cpu::for_thread) is forgotten. Pages for write-back or stores are dirty |
 //! | a [store](crate::BackingStore) that panics | no frame is leaked, and no CPU stays in a call. Pages under write-back are dirty, and open files receive `EIO`. A program whose page is being read gets SIGBUS. If the object is ending, its pages are lost, as after an error |
 //! | an address of the kernel's half, an index beyond an object's end | treated as unmapped or absent |

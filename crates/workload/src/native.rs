@@ -218,7 +218,7 @@ impl Task for NativeTask<'_, '_, '_> {
         stored
     }
 
-    fn tend(&mut self, promoted: u64) {
+    fn background(&mut self, promoted: u64) {
         let cpu = self.cpu.cpu();
         cpu.reclaim_ahead();
         cpu.balance(promoted);

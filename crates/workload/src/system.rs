@@ -221,7 +221,7 @@ pub trait Task: Sized {
     /// promotes at most `promoted` used pages, and evicts pages of files if memory is short. Then
     /// records the memory in use: [`Measured::footprint`]. Does nothing on a kernel with its own
     /// background threads.
-    fn tend(&mut self, promoted: u64) {
+    fn background(&mut self, promoted: u64) {
         let _ = promoted;
     }
 

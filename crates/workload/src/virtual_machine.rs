@@ -167,7 +167,7 @@ impl Task for VirtualTask<'_, '_> {
         stored
     }
 
-    fn tend(&mut self, promoted: u64) {
+    fn background(&mut self, promoted: u64) {
         self.cpu.as_kernel(|cpu| {
             cpu.reclaim_ahead();
             cpu.balance(promoted);

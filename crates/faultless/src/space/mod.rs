@@ -240,6 +240,7 @@ impl<M: Machine> Space<M> {
         self.check_vm(cpu);
         let resident = &cpu.state().resident;
         let before = resident.space.load(Ordering::Relaxed);
+        assert!(before != self.id.0, "{cpu:?} already runs {:?}", self.id);
         assert!(before == 0, "{cpu:?} should run {:?}, but runs {:?}", self.id, SpaceId(before));
         resident.space.store(self.id.0, Ordering::Relaxed);
         self.core.cpus.insert(cpu.id());

@@ -222,7 +222,9 @@ impl Record {
             let fine = class.rank < wanted.rank || (other == at && class.several);
             if held.get() != 0 && !fine && !self.broken.replace(true) {
                 let (wanted, held) = (wanted.name, class.name);
-                panic!("lock order: {wanted} is waited for while {held} is held ({self:?})");
+                panic!(
+                    "lock order: {wanted} is waited for while {held} is held (locks held: {self:?})"
+                );
             }
         }
     }

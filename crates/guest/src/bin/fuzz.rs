@@ -351,7 +351,7 @@ unsafe fn fuzz(number: i64, args: [u64; 6]) -> i64 {
 }
 
 /// Fills the arena with pages of all kinds, and its first page with useful objects for calls.
-fn furnish(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
+fn fill_arena(region: &Region) -> Result<(), faultless_guest::sys::Errno> {
     let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let eighth = PAGES * PAGE / 8;
     region.replace(0, 8 * eighth, WRITE, private, -1, 0)?;
@@ -400,7 +400,7 @@ fn thread(plan: &Plan, worker: usize, index: usize, generation: u64) {
         let _ = pin(cpu);
         let _ = signal::handle(INTERRUPT, interrupted, 0);
         let _ = signal::mask(libc::SIG_UNBLOCK, &[INTERRUPT]);
-        if furnish(&region).is_err() {
+        if fill_arena(&region).is_err() {
             exit_now(4);
         }
         for at in (0..128).step_by(8) {

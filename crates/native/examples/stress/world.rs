@@ -162,7 +162,7 @@ fn run_on(native: &Native, plan: &Plan, tally: &Tally, control: &Control) -> Res
     // From now on the swap area has its tables.
     alone.exit();
     let before = native.audit(&[]).map_err(|wrong| format!("audit of a new machine: {wrong}"))?;
-    world.furnish()?;
+    world.create_objects()?;
     let mut random = plan.random(1);
     let mut ended = Ended::Whole;
     for phase in 0..plan.phases {
@@ -213,7 +213,7 @@ impl<'n> World<'n> {
     }
 
     /// Adds the files and the processes.
-    fn furnish(&mut self) -> Result<(), String> {
+    fn create_objects(&mut self) -> Result<(), String> {
         let alone = self.native.process().map_err(|error| error.to_string())?;
         alone.run(|cpu| Ok(self.add_files(cpu))).map_err(|stop| stop.to_string())??;
         alone.exit();

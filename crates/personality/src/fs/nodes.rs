@@ -38,7 +38,7 @@ fn each() -> impl Iterator<Item = u8> {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub(super) fn furnish(mut add: impl FnMut(&str, Result<Arc<Inode>>)) -> Result<()> {
+pub(super) fn add_all(mut add: impl FnMut(&str, Result<Arc<Inode>>)) -> Result<()> {
     let mut put = |name: fmt::Arguments<'_>, made| -> Result<()> {
         let path = String::try_format(format_args!("sys/devices/system/node/{name}"))?;
         add(&path, made);

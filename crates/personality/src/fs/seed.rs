@@ -40,7 +40,7 @@ pub fn mount(archive: &[u8]) -> core::result::Result<(), &'static str> {
     set_root(root.clone()).map_err(|_| NO_MEMORY)?;
     let start = Start { root: root.clone(), here: root };
     let result = unpack(&start, archive, &on_disk);
-    furnish(&start).map_err(|_| NO_MEMORY)?;
+    add_expected(&start).map_err(|_| NO_MEMORY)?;
     limit_files();
     result
 }
@@ -180,7 +180,7 @@ fn make_directories(start: &Start, path: &[u8]) -> Result<Arc<Inode>> {
 }
 
 /// Adds the files that programs expect, unless the archive contains them.
-fn furnish(start: &Start) -> Result<()> {
+fn add_expected(start: &Start) -> Result<()> {
     use Device::{Console, Full, Null, Random, Zero};
     let add = |path: &str, made: Result<Arc<Inode>>| {
         let added = made.and_then(|inode| {
@@ -254,7 +254,7 @@ fn furnish(start: &Start) -> Result<()> {
             attribute(format_args!("sys/devices/system/cpu/cpu{cpu}/topology/{name}"), what)?;
         }
     }
-    nodes::furnish(add)?;
+    nodes::add_all(add)?;
     let huge = "sys/kernel/mm/transparent_hugepage";
     attribute(format_args!("{huge}/enabled"), &"always madvise [never]")?;
     attribute(format_args!("{huge}/hpage_pmd_size"), &(2 << 20))?;

@@ -6,7 +6,7 @@ use super::pending::{pending, take};
 use super::{frame, send, stop};
 use crate::errno::Errno;
 use crate::task::status::ExitStatus;
-use crate::task::{breathe, current, exit};
+use crate::task::{cond_resched, current, exit};
 use faultless_bare::arch::SYSTEM_CALL;
 use faultless_bare::arch::TrapFrame;
 use linux_raw_sys::general as linux;
@@ -60,7 +60,7 @@ pub fn deliver(frame: &mut TrapFrame) {
                 // This loop may run for an unlimited time: a handler that cannot start causes
                 // another signal. So other threads run in between, one of which may kill the
                 // process.
-                let _ = breathe();
+                let _ = cond_resched();
             }
         }
     }

@@ -4,7 +4,7 @@ use super::file::rw::{MOST_PIECES, pieces, remote_pieces};
 use super::{Args, Errno, Result};
 use crate::fs::{Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
-use crate::task::breathe_unless_killed;
+use crate::task::cond_resched_unless_killed;
 use crate::task::ids::may_inspect;
 use crate::task::process::find_thread;
 use faultless_collections::Vec;
@@ -79,7 +79,7 @@ pub fn copy<'a, 'b>(
         let through = go(here, there, &mut bytes[..part as usize]);
         moved += through;
         let is_done = through < part || here.left() == 0 || there.left() == 0;
-        if is_done || !breathe_unless_killed() {
+        if is_done || !cond_resched_unless_killed() {
             return Ok(moved);
         }
     }

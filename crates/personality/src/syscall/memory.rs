@@ -6,7 +6,7 @@ use crate::fs;
 use crate::fs::inode::inode_of_tag;
 use crate::fs::regular::Held;
 use crate::syscall::args::{Entry, calls};
-use crate::task::{breathe, current, lack, memory, reads};
+use crate::task::{cond_resched, current, lack, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
     Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Prot,
@@ -266,7 +266,7 @@ fn in_pieces(start: u64, len: u64, mut act: impl FnMut(u64, u64) -> Result<()>) 
         if done == len {
             return Ok(());
         }
-        if !breathe() {
+        if !cond_resched() {
             return Err(Errno::RESTART);
         }
     }
@@ -438,7 +438,7 @@ fn remove(start: u64, len: u64) -> Result {
                 memory::revoke(&object, pages, PrivateCopies::Keep);
             }
         }
-        if !breathe() && at < end {
+        if !cond_resched() && at < end {
             return Err(Errno::RESTART);
         }
     }

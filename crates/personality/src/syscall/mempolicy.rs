@@ -12,7 +12,7 @@ use super::numa::{PIECE, move_piece};
 use super::{Args, Errno, Result};
 use crate::syscall::args::{Entry, calls};
 use crate::task::ids::privileged;
-use crate::task::{breathe_unless_killed, current};
+use crate::task::{cond_resched_unless_killed, current};
 use faultless::{Errno as Why, MemPolicy, NodeSet, PAGE_SIZE, VirtRange};
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
@@ -172,7 +172,7 @@ fn each_astray(
             sum += each(&astray[..number], &to[..number])?;
         }
         first = end;
-        if !breathe_unless_killed() {
+        if !cond_resched_unless_killed() {
             return Err(Errno::RESTART);
         }
     }

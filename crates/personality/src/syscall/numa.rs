@@ -5,7 +5,7 @@ use super::memory::space;
 use super::process::thread_or_own;
 use super::{Args, Errno, Result};
 use crate::syscall::args::{Entry, calls};
-use crate::task::breathe_unless_killed;
+use crate::task::cond_resched_unless_killed;
 use crate::task::ids::{may_inspect, privileged};
 use faultless::{Errno as Why, Space};
 use faultless_bare::arch::user;
@@ -67,7 +67,7 @@ pub fn move_pages(args: Args<'_>) -> Result {
         if done == count {
             return Ok(stayed);
         }
-        if !breathe_unless_killed() {
+        if !cond_resched_unless_killed() {
             return Err(Errno::RESTART);
         }
     }

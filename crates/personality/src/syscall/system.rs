@@ -9,7 +9,7 @@ use crate::task::ids::{may_limit, privileged};
 use crate::task::process::{Process, TABLE};
 use crate::task::relatives::PROGRAM;
 use crate::task::usage::Usage;
-use crate::task::{breathe, current, exit, oom, scheduler};
+use crate::task::{cond_resched, current, exit, oom, scheduler};
 use crate::time;
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
@@ -105,7 +105,7 @@ pub fn getrandom(args: Args<'_>) -> Result {
             return if done == 0 { Err(Errno::EFAULT) } else { Ok(done) };
         }
         // Large buffers take long.
-        if done & 0xffff == 0 && !breathe() {
+        if done & 0xffff == 0 && !cond_resched() {
             break;
         }
     }

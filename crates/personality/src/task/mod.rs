@@ -10,6 +10,7 @@
 //! actions; other CPUs request an action by setting the `attention` flag of the CPU that runs the
 //! thread.
 
+mod balance;
 pub mod boot;
 pub mod clone;
 pub mod collapse;
@@ -29,7 +30,6 @@ pub mod relatives;
 pub mod schedule;
 pub mod scheduler;
 pub mod status;
-mod tend;
 pub mod thread;
 pub mod upcalls;
 pub mod usage;
@@ -44,14 +44,14 @@ use crate::signal;
 
 /// Lets other threads run, between two steps of a long system call. Returns whether the call
 /// continues; if not, a signal is pending. The caller holds no lock.
-pub fn breathe() -> bool {
+pub fn cond_resched() -> bool {
     give_turn();
     !signal::pending(&current())
 }
 
-/// Yields like [`breathe`], for a system call that only the end of the thread, or a `SIGKILL`,
+/// Yields like [`cond_resched`], for a system call that only the end of the thread, or a `SIGKILL`,
 /// interrupts.
-pub fn breathe_unless_killed() -> bool {
+pub fn cond_resched_unless_killed() -> bool {
     give_turn();
     !wait::is_killed(&current())
 }

@@ -1,6 +1,6 @@
 //! The machine's upcalls for a thread: return to user mode, exceptions, interrupts.
 
-use super::{current, exit, lack, reads, scheduler, tend};
+use super::{balance, current, exit, lack, reads, scheduler};
 use crate::errno::Errno;
 use crate::fs;
 use crate::signal;
@@ -29,7 +29,7 @@ pub fn attention(frame: &mut TrapFrame) {
     }
     scheduler::give_way();
     if scheduler::take_slice_end() {
-        tend::tend();
+        balance::balance();
     }
     thread.process.text.run(|| thread.process.memory());
     signal::deliver(frame);

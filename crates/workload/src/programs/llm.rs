@@ -9,7 +9,7 @@
 //! The processes' CPUs take turns with the work of a system thread: they move pages between the
 //! nodes, and evict pages when memory is short.
 
-use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, background, moments, random, tiers};
 use crate::file::{Contents, FileSpec};
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -25,9 +25,9 @@ static PASSES: Param = Param {
 
 /// The number of models.
 const MODELS: usize = 3;
-/// The pages read by a process between two calls of `tend` on any CPU, and the pages promoted per
-/// call.
-const TENDED: u64 = 16;
+/// The pages read by a process between two calls of `background` on any CPU, and the pages promoted
+/// per call.
+const BACKGROUND_EACH: u64 = 16;
 const PROMOTED: u64 = 8;
 
 /// Read files larger than memory, in order.
@@ -128,7 +128,7 @@ unsafe impl Program for Llm {
                     Failure::check("the first word of a page of a model", page, number, found)?;
                     tally.operations += 1;
                     own.after(task, tally.operations)?;
-                    tend(task, worker, (tally.operations, TENDED), PROMOTED);
+                    background(task, worker, (tally.operations, BACKGROUND_EACH), PROMOTED);
                 }
             }
             tally.extra += 1;

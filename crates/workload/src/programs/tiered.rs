@@ -38,12 +38,17 @@ const LEAST: u64 = 1 << 20;
 const PART: u64 = 64;
 const MOST: u64 = 1024;
 
-/// Tends memory if it is the worker's turn. The workers take turns, after every `each` uses, like a
-/// system thread that runs on changing CPUs.
+/// Does the background work if it is the worker's turn. The workers take turns, after every `each`
+/// uses, like a system thread that runs on changing CPUs.
 #[inline]
-pub(super) fn tend<T: Task>(task: &mut T, worker: Worker, (used, each): (u64, u64), promoted: u64) {
+pub(super) fn background<T: Task>(
+    task: &mut T,
+    worker: Worker,
+    (used, each): (u64, u64),
+    promoted: u64,
+) {
     if used.is_multiple_of(each) && (used / each) % worker.count as u64 == worker.index as u64 {
-        task.tend(promoted);
+        task.background(promoted);
     }
 }
 

@@ -9,7 +9,7 @@
 //! The workers' CPUs take turns with the work of a system thread: they make room in the fast node,
 //! and promote used pages.
 
-use super::tiered::{FAST, Fresh, RATIO, SEED, moments, random, tend, tiers};
+use super::tiered::{FAST, Fresh, RATIO, SEED, background, moments, random, tiers};
 use super::touch::map;
 use crate::param::{Kind, Param, ParamError, Settings};
 use crate::program::{Passes, Program, THREADS};
@@ -34,8 +34,9 @@ static ACCESS: Param = Param {
 /// Steps of a bisection, and places gathered by a lookup.
 const STEPS: u32 = 8;
 const GATHERED: u64 = 5;
-/// Lookups of a worker between two calls of `tend` on any CPU, and the pages promoted per call.
-const TENDED: u64 = 64;
+/// Lookups of a worker between two calls of `background` on any CPU, and the pages promoted per
+/// call.
+const BACKGROUND_EACH: u64 = 64;
 const PROMOTED: u64 = 32;
 
 /// Random lookups in a large table.
@@ -139,7 +140,7 @@ unsafe impl Program for XsBench {
                 }
                 tally.operations += 1;
                 own.after(task, tally.operations)?;
-                tend(task, worker, (tally.operations, TENDED), PROMOTED);
+                background(task, worker, (tally.operations, BACKGROUND_EACH), PROMOTED);
             }
             tally.extra += 1;
         }

@@ -7,7 +7,7 @@ use crate::fs::size;
 use crate::fs::stream::{self, Events};
 use crate::fs::{File, MAX_BYTES, Piece, Transfer};
 use crate::syscall::args::{Entry, calls};
-use crate::task::{breathe, lack};
+use crate::task::{cond_resched, lack};
 use core::any::Any;
 use faultless_bare::arch::user;
 use faultless_collections::{Arc, Vec};
@@ -264,7 +264,7 @@ fn drain(
             }
         }
         // Large copies take long.
-        if !breathe() {
+        if !cond_resched() {
             break;
         }
     }
@@ -331,7 +331,7 @@ fn copy(
             break;
         }
         // Large files take long.
-        if !breathe() {
+        if !cond_resched() {
             break;
         }
     }

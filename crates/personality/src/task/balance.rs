@@ -15,7 +15,7 @@ use faultless_bare::percpu;
 const PROMOTED: u64 = 64;
 
 /// Balances this CPU's node. The caller holds no lock.
-pub(super) fn tend() {
+pub(super) fn balance() {
     if let Some(memory) = current().process.memory() {
         memory.note_peaks();
     }
