@@ -30,7 +30,7 @@ fn threads() {
 
 #[test]
 fn processes() {
-    both("processes", &[], 10);
+    both("processes", &[], 11);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn orphans() {
 
 #[test]
 fn files() {
-    both("files", &[], 10);
+    both("files", &[], 12);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn procfs() {
 
 #[test]
 fn shm() {
-    both("shm", &[], 6);
+    both("shm", &[], 7);
 }
 
 #[test]

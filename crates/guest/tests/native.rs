@@ -57,7 +57,7 @@ fn threads() {
 
 #[test]
 fn processes() {
-    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 10);
+    all_pass(env!("CARGO_BIN_EXE_processes"), &[], 11);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn refused() {
 
 #[test]
 fn files() {
-    all_pass(env!("CARGO_BIN_EXE_files"), &[], 10);
+    all_pass(env!("CARGO_BIN_EXE_files"), &[], 12);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn rights() {
 
 #[test]
 fn shm() {
-    all_pass(env!("CARGO_BIN_EXE_shm"), &[], 6);
+    all_pass(env!("CARGO_BIN_EXE_shm"), &[], 7);
 }
 
 #[test]

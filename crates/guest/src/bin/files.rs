@@ -461,6 +461,50 @@ fn files_without_names() -> Verdict {
     Ok(())
 }
 
+/// Calls of `open` that give no access, or that fail without an effect.
+fn open_modes() -> Verdict {
+    create("a")?;
+    let made = open("new", libc::O_CREAT | libc::O_DIRECTORY | libc::O_RDWR);
+    same!(made.err(), Some(Errno(libc::EINVAL)), "a new directory");
+    ensure!(!path("new").exists(), "the failed open made a file");
+    let emptied = open(".", libc::O_RDONLY | libc::O_TRUNC);
+    same!(emptied.err(), Some(Errno(libc::EISDIR)), "O_TRUNC of a directory");
+    let mut neither = File::from(doing("open", open("a", libc::O_ACCMODE))?);
+    same!(number(neither.read(&mut [0])), libc::EBADF, "a read with access mode 3");
+    same!(number(neither.write(b"x")), libc::EBADF, "a write with access mode 3");
+    Ok(())
+}
+
+/// `fallocate` of present pages needs no memory. On a small machine, less memory is free than the
+/// file has.
+fn allocated_again() -> Verdict {
+    const MOST: u64 = 64 << 20;
+    let mut file = create("a")?;
+    // SAFETY: zeros are valid values of both; the pointers are to locals.
+    let (room, free) = unsafe {
+        let (mut system, mut memory) =
+            (std::mem::zeroed::<libc::statvfs>(), std::mem::zeroed::<libc::sysinfo>());
+        doing("fstatvfs", checked(libc::fstatvfs(file.as_raw_fd(), &raw mut system)))?;
+        doing("sysinfo", checked(libc::sysinfo(&raw mut memory)))?;
+        (system.f_bavail * system.f_bsize, memory.freeram * u64::from(memory.mem_unit))
+    };
+    let len = (room / 10 * 9).min(free / 4).min(MOST) / PAGE * PAGE;
+    let page = [1; PAGE as usize];
+    for _ in 0..len / PAGE {
+        io("write", file.write_all(&page))?;
+    }
+    let left = free - len;
+    let others = if left < 8 * MOST { left.saturating_sub(len / 2) / PAGE } else { 1 };
+    let region = doing("mmap", Region::anonymous(others.max(1) * PAGE))?;
+    region.fill(1);
+    for mode in [0, libc::FALLOC_FL_KEEP_SIZE] {
+        // SAFETY: the call changes no memory of the program.
+        let allocated = checked(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, len as i64) });
+        same!(allocated, Ok(0), "fallocate with mode {mode}");
+    }
+    Ok(())
+}
+
 const CHECKS: &[Check] = &[
     ("read_write", read_write),
     ("vectors_and_faults", vectors_and_faults),
@@ -472,6 +516,8 @@ const CHECKS: &[Check] = &[
     ("directories", directories),
     ("links_and_stat", links_and_stat),
     ("files_without_names", files_without_names),
+    ("open_modes", open_modes),
+    ("allocated_again", allocated_again),
 ];
 
 fn main() {

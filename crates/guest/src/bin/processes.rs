@@ -10,6 +10,7 @@ use faultless_guest::sys::{Errno, checked, doing};
 use faultless_guest::{check, clock, ensure, procfs, same, signal};
 use std::arch::global_asm;
 use std::ffi::CString;
+use std::io::Read;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::thread;
@@ -372,6 +373,21 @@ fn hostile() -> Verdict {
     std::fs::remove_file(&path).map_err(|error| format!("unlink {path}: {error}"))
 }
 
+/// The group of a child stays after its `execve`.
+fn groups_after_exec() -> Verdict {
+    let (mut reader, writer) = std::io::pipe().map_err(|error| format!("pipe: {error}"))?;
+    let child = doing("fork", fork(|| execute("exec:wait")))?;
+    drop(writer);
+    // The child's end is closed by its `execve`.
+    reader.read_to_end(&mut Vec::new()).map_err(|error| format!("read: {error}"))?;
+    // SAFETY: the call changes no memory of the program.
+    let moved = checked(unsafe { libc::setpgid(child.pid, 0) });
+    doing("kill", child.signal(libc::SIGKILL))?;
+    doing("wait4", child.wait())?;
+    same!(moved, Err(Errno(libc::EACCES)), "setpgid of a child after its execve");
+    Ok(())
+}
+
 /// The action of the program after [`execute`].
 fn executed(word: &str) -> i32 {
     let environment = std::env::var("FAULTLESS").is_ok_and(|value| value == "environment");
@@ -381,6 +397,10 @@ fn executed(word: &str) -> i32 {
     }
     match word {
         "exec:plain" => 40,
+        "exec:wait" => {
+            clock::sleep_ms(60_000);
+            43
+        }
         "exec:identity" if pid() == tid() => 41,
         "exec:signals" => {
             let action = |signal| {
@@ -638,6 +658,7 @@ const CHECKS: &[Check] = &[
     ("vfork", vfork),
     ("vfork_killed", vfork_killed),
     ("siblings", siblings),
+    ("groups_after_exec", groups_after_exec),
     ("fork_storm", fork_storm),
 ];
 

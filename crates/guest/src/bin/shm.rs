@@ -188,7 +188,29 @@ fn read_only() -> Verdict {
     // SAFETY: an attachment, which contains no Rust objects.
     let protected = unsafe { call(libc::SYS_mprotect, [other, PAGE, 3]) };
     same!(protected, refused(EACCES), "mprotect");
+    // SAFETY: as above.
+    let remapped = unsafe { call(libc::SYS_remap_file_pages, [other, PAGE, 0, 0, 0]) };
+    same!(remapped, refused(libc::EINVAL), "remap_file_pages");
     same!(bytes_at(at), 7, "the earlier value");
+    Ok(())
+}
+
+/// Attachments are locked, and so resident, after `mlockall(MCL_FUTURE)`.
+fn locked_in_future() -> Verdict {
+    let segment = Segment::new(2 * PAGE)?;
+    let ended = outcome(|| {
+        // SAFETY: the call changes no memory of the program.
+        if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+            return 1;
+        }
+        let Ok(at) = attach(segment.id, 0, 0) else { return 2 };
+        let mut resident = [0; 2];
+        let len = 2 * PAGE as usize;
+        // SAFETY: the array has a byte for each page of the attachment.
+        let asked = unsafe { libc::mincore(at as *mut _, len, resident.as_mut_ptr()) };
+        if asked != 0 { 3 } else { i32::from(resident != [1, 1]) * 4 }
+    })?;
+    same!(ended, Status::Exited(0), "a process that locks its future mappings");
     Ok(())
 }
 
@@ -338,6 +360,7 @@ const CHECKS: &[Check] = &[
     ("keys", keys),
     ("places", places),
     ("read_only", read_only),
+    ("locked_in_future", locked_in_future),
     ("attachments", attachments),
     ("removal", removal),
     ("commands", commands),

@@ -47,7 +47,7 @@ impl Stream for EventCounter {
     }
 
     fn write(&self, from: &mut Transfer<'_>) -> Result {
-        if from.left() < 8 {
+        if from.left() != 8 {
             return Err(Errno::EINVAL);
         }
         // Read without consuming the bytes: the write may be repeated later.

@@ -92,7 +92,9 @@ impl File {
         let kind = match &inode.body {
             _ if flags & linux::O_PATH != 0 => Kind::Path,
             _ if inode.is_link() => return Err(Errno::ELOOP),
-            _ if inode.is_directory() && writes => return Err(Errno::EISDIR),
+            _ if inode.is_directory() && (writes || flags & linux::O_TRUNC != 0) => {
+                return Err(Errno::EISDIR);
+            }
             _ if inode.is_directory() => Kind::Directory(Mutex::default()),
             Body::Regular(regular) => {
                 if flags & linux::O_TRUNC != 0 {
@@ -154,12 +156,14 @@ impl File {
 
     /// Returns whether the file was opened for reading.
     pub fn reads(&self) -> bool {
-        !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_WRONLY
+        let access = self.flags() & linux::O_ACCMODE;
+        !matches!(self.kind, Kind::Path) && matches!(access, linux::O_RDONLY | linux::O_RDWR)
     }
 
     /// Returns whether the file was opened for writing.
     pub fn writes(&self) -> bool {
-        !matches!(self.kind, Kind::Path) && self.flags() & linux::O_ACCMODE != linux::O_RDONLY
+        let access = self.flags() & linux::O_ACCMODE;
+        !matches!(self.kind, Kind::Path) && matches!(access, linux::O_WRONLY | linux::O_RDWR)
     }
 
     /// Returns the stream, if the file is a stream.

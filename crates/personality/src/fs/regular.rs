@@ -23,8 +23,9 @@ use core::ops::{Deref, Range};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use faultless::{
-    BackingStore, FrameNumber, Object, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Shared, try_box,
+    BackingStore, Cpu, FrameNumber, Object, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Shared, try_box,
 };
+use faultless_bare::machine::Bare;
 use faultless_bare::percpu;
 use faultless_bare::sync::Mutex;
 use faultless_collections::Arc;
@@ -589,13 +590,16 @@ impl Regular {
             }
             self.refuse_if(linux::F_SEAL_GROW)?;
         }
-        let pages = (end - start).div_ceil(PAGE_SIZE);
+        let last = if grow { end } else { end.min(length) };
         let vm = percpu::vm();
-        let room = vm.knobs().file_limit().saturating_sub(vm.charged_pages());
-        if pages + frames_left_to_others() > vm.free_frames() || self.missing(start, end) > room {
+        let absent = self.count(start, last, |cpu, index| !self.object.has_page(cpu, index));
+        if absent > 0 && absent.saturating_add(frames_left_to_others()) > vm.free_frames() {
             return Err(Errno::ENOSPC);
         }
-        let last = if grow { end } else { end.min(length) };
+        let room = vm.knobs().file_limit().saturating_sub(vm.charged_pages());
+        if self.uncharged(start, end) > room {
+            return Err(Errno::ENOSPC);
+        }
         if last > length {
             self.grow(length, last)?;
         }
@@ -609,19 +613,23 @@ impl Regular {
     }
 
     /// Returns the number of pages of `start..end` that stores would charge.
-    fn missing(&self, start: u64, end: u64) -> u64 {
+    fn uncharged(&self, start: u64, end: u64) -> u64 {
+        self.count(start, end, |cpu, index| match self.object.is_stored() {
+            true => !self.object.is_dirty(cpu, index),
+            false => !self.object.has_page(cpu, index),
+        })
+    }
+
+    /// Returns the number of pages of `start..end` that are `counted`. The number of all pages is
+    /// returned if it exceeds the machine's memory.
+    fn count(&self, start: u64, end: u64, counted: impl Fn(&Cpu<'_, Bare>, u64) -> bool) -> u64 {
         let cpu = percpu::cpu();
-        let is_charged = |index: &u64| match self.object.is_stored() {
-            true => self.object.is_dirty(cpu, *index),
-            false => self.object.has_page(cpu, *index),
-        };
         let pages = start >> PAGE_SHIFT..end.div_ceil(PAGE_SIZE);
         let all = pages.end.saturating_sub(pages.start);
-        // A number beyond the maximum charge need not be exact.
         if all > percpu::vm().total_frames() {
             return all;
         }
-        pages.filter(|index| !is_charged(index)).count() as u64
+        pages.filter(|index| counted(cpu, *index)).count() as u64
     }
 
     /// Zeroes `start..end`, and frees the pages that lie wholly in this range. Private copies of

@@ -1,6 +1,7 @@
 //! System calls on the address space. The subsystem does the work.
 
 use super::mempolicy::bind_new;
+use super::mlock::{future_lock, lock_new};
 use super::{Args, Errno, Result};
 use crate::fs;
 use crate::fs::inode::inode_of_tag;
@@ -123,11 +124,6 @@ fn note_peaks(bytes: u64) {
     }
 }
 
-/// Returns the lock mode of the caller's new mappings.
-fn future_lock() -> MemoryLock {
-    current().process.limits.locks_future.get()
-}
-
 /// Flag of `mmap`: the mask of the kind.
 const TYPE: u64 = 0xf;
 /// Flags of `mmap`: the two kinds.
@@ -197,11 +193,8 @@ pub fn mmap(args: Args<'_>) -> Result {
         }
     };
     bind_new(start, len);
-    if lock == MemoryLock::OnFault {
-        // If the VMA cannot be split, the mapping keeps its lock state.
-        let _ = space().mlock(percpu::cpu(), start, len, lock);
-    }
-    if lock == MemoryLock::Now || args.d() & (POPULATE | NONBLOCK) == POPULATE {
+    lock_new(start, len, lock, prot.contains(Prot::WRITE));
+    if lock != MemoryLock::Now && args.d() & (POPULATE | NONBLOCK) == POPULATE {
         // As on Linux, pages that cannot be faulted in now are skipped.
         let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
@@ -567,7 +560,8 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     let mut reached = start;
     space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {
         let alike = match &whole {
-            None => !area.is_private(),
+            // As on Linux, a mapping that may never be written does not count as shared.
+            None => !area.is_private() && !area.flags.contains(VmaFlags::NOWRITE),
             Some(first) => {
                 first.flags == area.flags
                     && first.prot == area.prot

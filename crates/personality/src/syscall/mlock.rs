@@ -17,6 +17,27 @@ pub(super) const CALLS: &[Entry] = calls![
     (linux::__NR_munlockall, munlockall),
 ];
 
+/// Returns the lock mode of the caller's new mappings.
+pub(super) fn future_lock() -> MemoryLock {
+    current().process.limits.locks_future.get()
+}
+
+/// Completes the `lock` of a new mapping, which was made with `MapFlags::LOCKED` unless `lock` is
+/// `No`: faults its pages in, for writing or for reading, or marks it for locks at the first fault.
+pub(super) fn lock_new(start: u64, len: u64, lock: MemoryLock, write: bool) {
+    match lock {
+        MemoryLock::No => {}
+        MemoryLock::Now => {
+            // As on Linux, pages that cannot be faulted in now are skipped.
+            let _ = populate(start, len, write);
+        }
+        MemoryLock::OnFault => {
+            // If the VMA cannot be split, the mapping keeps its lock state.
+            let _ = space().mlock(percpu::cpu(), start, len, lock);
+        }
+    }
+}
+
 /// Locks or unlocks the pages of a call, and returns their range. There is
 /// no limit, also for users other than root.
 fn lock(args: &Args<'_>, how: MemoryLock) -> Result<VirtRange> {

@@ -397,8 +397,14 @@ pub fn setpgid(args: Args<'_>) -> Result {
     if process.pid != own.pid && !is_child {
         return Err(Errno::ESRCH);
     }
-    let other_session = process.relatives.session.load(Ordering::Relaxed) != session;
-    if other_session || process.relatives.session.load(Ordering::Relaxed) == process.pid {
+    let session_of_process = process.relatives.session.load(Ordering::Relaxed);
+    if session_of_process != session {
+        return Err(Errno::EPERM);
+    }
+    if is_child && process.relatives.executed.load(Ordering::Relaxed) {
+        return Err(Errno::EACCES);
+    }
+    if session_of_process == process.pid {
         return Err(Errno::EPERM);
     }
     let group = if args.b() == 0 { process.pid } else { args.b() as u32 };

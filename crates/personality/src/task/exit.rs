@@ -186,6 +186,7 @@ fn end_process(process: &Arc<Process>, counted: Times) {
 pub(super) fn replace_memory(new: Arc<Memory>) {
     let process = current().process.clone();
     process.ids.execute();
+    process.relatives.executed.store(true, Ordering::Relaxed);
     process.note_memory();
     let old = process.memory.replace(Some(new));
     scheduler::run_memory();

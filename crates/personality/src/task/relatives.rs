@@ -21,6 +21,8 @@ pub struct Relatives {
     pub death_signal: AtomicU32,
     /// Set if the process adopts the orphans among its descendants: `PR_SET_CHILD_SUBREAPER`.
     pub adopts: AtomicBool,
+    /// Set once the process has executed a program: its parent can no longer change its group.
+    pub executed: AtomicBool,
 }
 
 impl Relatives {
@@ -32,6 +34,7 @@ impl Relatives {
             session: AtomicU32::new(pid),
             death_signal: AtomicU32::new(0),
             adopts: AtomicBool::new(false),
+            executed: AtomicBool::new(false),
         }
     }
 }

@@ -58,6 +58,10 @@ fn open_from(start: &Start, path: &[u8], links: Links, flags: u32, mode: u32) ->
     if flags & nr::O_PATH != 0 {
         flags &= nr::O_PATH | nr::O_DIRECTORY | nr::O_NOFOLLOW | nr::O_CLOEXEC;
     }
+    const NEW_DIRECTORY: u32 = nr::O_DIRECTORY | nr::O_CREAT;
+    if flags & NEW_DIRECTORY == NEW_DIRECTORY {
+        return Err(Errno::EINVAL);
+    }
     let mode = mode & 0o7777 & !files().umask();
     let is_new_only = flags & (nr::O_CREAT | nr::O_EXCL) == nr::O_CREAT | nr::O_EXCL;
     let links = match links {

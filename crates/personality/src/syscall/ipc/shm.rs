@@ -1,12 +1,13 @@
 //! System calls for shared memory.
 
 use super::super::memory::{Added, room_for, space};
+use super::super::mlock::{future_lock, lock_new};
 use super::{Args, Errno, INFO, Permissions, RMID, Result, SET, STAT};
 use crate::ipc::shm;
 use crate::syscall::args::{Entry, calls};
 use crate::task::current;
 use crate::task::ids::{EXECUTE, READ, WRITE};
-use faultless::{Backing, MapFlags, PAGE_SIZE, Prot};
+use faultless::{Backing, MapFlags, MemoryLock, PAGE_SIZE, Prot};
 use faultless_bare::arch::user;
 use faultless_bare::percpu;
 use linux_raw_sys::general as nr;
@@ -73,6 +74,8 @@ pub fn shmat(args: Args<'_>) -> Result {
     let mut flags = MapFlags::SHARED;
     flags.set(MapFlags::FIXED, asked && replaces);
     flags.set(MapFlags::FIXED_NOREPLACE, asked && !replaces);
+    let lock = future_lock();
+    flags.set(MapFlags::LOCKED, lock != MemoryLock::No);
     let backing = Backing { object: &object, first: 0, may_write: how & READ_ONLY == 0 };
     let at = asked.then_some(addr);
     let start = space().mmap_object(percpu::cpu(), at, bytes, prot, flags, backing);
@@ -81,6 +84,7 @@ pub fn shmat(args: Args<'_>) -> Result {
         Errno::EEXIST => Errno::EINVAL,
         errno => errno,
     })?;
+    lock_new(start, bytes, lock, prot.contains(Prot::WRITE));
     shm::used(id, true, current().process.pid);
     Ok(start)
 }
