@@ -270,6 +270,160 @@ fn bytes_are_spliced_once() -> Verdict {
     Ok(())
 }
 
+/// A pipe can shrink to the size of its contents and not below, and keeps the contents.
+fn pipe_sizes() -> Verdict {
+    const BLOCK: usize = PAGE as usize;
+    let (mut receive, mut send) = pipe(libc::O_NONBLOCK)?;
+    let fd = send.as_raw_fd();
+    let resize = |size: usize| control(fd, libc::F_SETPIPE_SZ, size as i32);
+    let refused = |errno| Err(Errno(errno));
+    let mut sent: Vec<u8> = (0..10 * BLOCK).map(|at| (at * 7 + at / 251) as u8).collect();
+    io("write", send.write_all(&sent[..7 * BLOCK]))?;
+    io("read", receive.read_exact(&mut vec![0; 2 * BLOCK]))?;
+    same!(resize(4 * BLOCK), refused(libc::EBUSY), "a capacity of 4 pages with 5 in the pipe");
+    same!(control(fd, libc::F_GETPIPE_SZ, 0), Ok(65_536), "the capacity after the refusal");
+    same!(resize(8 * BLOCK), Ok(8 * PAGE as i32), "a capacity of 8 pages with 5 in the pipe");
+    io("write", send.write_all(&sent[7 * BLOCK..]))?;
+    same!(number(send.write(&[1])), libc::EAGAIN, "a write to a pipe with 8 pages of 8");
+    same!(resize(8 * BLOCK - 1), Ok(8 * PAGE as i32), "a capacity of almost 8 pages");
+    same!(resize(4 * BLOCK), refused(libc::EBUSY), "a capacity of 4 pages with 8 in the pipe");
+    same!(resize(16 * BLOCK), Ok(16 * PAGE as i32), "a capacity of 16 pages");
+    same!(resize(8 * BLOCK), Ok(8 * PAGE as i32), "a capacity as large as the contents");
+    let mut got = vec![0; 9 * BLOCK];
+    same!(io("read", receive.read(&mut got))?, 8 * BLOCK, "bytes after all changes");
+    ensure!(got[..8 * BLOCK] == sent[2 * BLOCK..], "the bytes after all changes");
+    same!(resize(0), Ok(PAGE as i32), "the least capacity");
+    sent.truncate(2 * BLOCK);
+    same!(io("write", send.write(&sent))?, BLOCK, "bytes that fit into a page");
+    for size in [-1, i32::MIN + 1] {
+        let resized = control(fd, libc::F_SETPIPE_SZ, size);
+        same!(resized, refused(libc::EINVAL), "a capacity of {size:#x} bytes");
+    }
+    Ok(())
+}
+
+/// Bytes in an inaccessible page do not come into a pipe, nor do bytes before in the same part of a
+/// page's size.
+fn cut_writes() -> Verdict {
+    let (mut receive, send) = pipe(libc::O_NONBLOCK)?;
+    let region = doing("mmap", Region::anonymous(3 * PAGE))?;
+    doing("munmap", region.unmap(2 * PAGE, PAGE))?;
+    let write = |at: u64, len: u64| {
+        // SAFETY: the kernel only reads the memory.
+        unsafe { call(libc::SYS_write, [send.as_raw_fd() as u64, region.start() + at, len]) }
+    };
+    let refused = Err(Errno(libc::EFAULT));
+    same!(write(2 * PAGE - 96, PAGE), refused, "96 bytes of a page");
+    same!(write(PAGE + 1, 8000), refused, "all bytes of a page but the first");
+    same!(number(receive.read(&mut [0])), libc::EAGAIN, "a read after the refused writes");
+    same!(write(0, 3 * PAGE), Ok(2 * PAGE), "two pages of three");
+    same!(write(100, 3 * PAGE), Ok(PAGE), "a page of two incomplete pages");
+    let mut all = vec![0; 4 * PAGE as usize];
+    same!(io("read", receive.read(&mut all))? as u64, 3 * PAGE, "bytes in the pipe");
+    same!(write(0, 100), Ok(100), "a short write");
+    same!(write(2 * PAGE - 5, 10), refused, "5 bytes of 10");
+    same!(io("read", receive.read(&mut all))?, 100, "bytes in the pipe after the short write");
+    Ok(())
+}
+
+/// After `sendfile` and `splice` to a pipe that becomes full, the position of the file is behind
+/// the last byte in the pipe.
+fn files_are_cut_at_full_pipes() -> Verdict {
+    const BEGIN: usize = 1000;
+    let bytes: Vec<u8> = (0..200_000).map(|at| (at * 7 + at / 251) as u8).collect();
+    let mut file = create("long")?;
+    io("write", file.write_all(&bytes))?;
+    for filled in [0, 1, 11, 15].map(|pages| pages * PAGE as usize) {
+        for splices in [false, true] {
+            let what = format!("with {filled} bytes in the pipe, splice: {splices}");
+            let (mut receive, mut send) = pipe(libc::O_NONBLOCK)?;
+            io("write", send.write_all(&vec![1; filled]))?;
+            io("seek", file.seek(SeekFrom::Start(BEGIN as u64)))?;
+            let (from, to) = (file.as_raw_fd() as u64, send.as_raw_fd() as u64);
+            // SAFETY: no memory is passed.
+            let go = || unsafe {
+                if splices {
+                    call(libc::SYS_splice, [from, 0, to, 0, 200_000, 0])
+                } else {
+                    call(libc::SYS_sendfile, [to, from, 0, 200_000])
+                }
+            };
+            let moved = doing("move", go())? as usize;
+            ensure!(moved <= 65_536 - filled, "{what}: {moved} bytes moved");
+            let end = (BEGIN + moved) as u64;
+            same!(io("seek", file.stream_position())?, end, "{what}: the position");
+            same!(go(), Err(Errno(libc::EAGAIN)), "{what}: another move");
+            same!(io("seek", file.stream_position())?, end, "{what}: the position after it");
+            drop(send);
+            let mut got = Vec::new();
+            io("read", receive.read_to_end(&mut got))?;
+            same!(got.len(), filled + moved, "{what}: bytes in the pipe");
+            ensure!(got[filled..] == bytes[BEGIN..BEGIN + moved], "{what}: the moved bytes");
+        }
+    }
+    Ok(())
+}
+
+/// `RWF_APPEND` and `RWF_NOAPPEND` replace `O_APPEND`; errors of the file come before errors of the
+/// flags.
+fn append_flags() -> Verdict {
+    const APPEND: u64 = 0x10;
+    const NO_APPEND: u64 = 0x20;
+    const UNKNOWN: u64 = 1 << 30;
+    const HERE: u64 = u64::MAX;
+    let make = |number: i64, fd: i32, len: u64, at: u64, flags: u64| {
+        let mut word = *b"xyzw";
+        let piece = [word.as_mut_ptr() as u64, len];
+        // SAFETY: the piece is within a local.
+        unsafe { call(number, [fd as u64, piece.as_ptr() as u64, 1, at, 0, flags]) }
+    };
+    let write = |fd: i32, at: u64, flags: u64| make(libc::SYS_pwritev2, fd, 3, at, flags);
+    let read = |fd: i32, at: u64, flags: u64| make(libc::SYS_preadv2, fd, 3, at, flags);
+    let refused = |errno| Err(Errno(errno));
+    let mut file = create("append")?;
+    io("write", file.write_all(b"0123456789"))?;
+    io("seek", file.seek(SeekFrom::Start(2)))?;
+    let appending = doing("open", open("append", libc::O_RDWR | libc::O_APPEND))?;
+    let (fd, other) = (file.as_raw_fd(), appending.as_raw_fd());
+    let mut content = |expected: &str| {
+        let position = io("seek", file.stream_position())?;
+        io("seek", file.seek(SeekFrom::Start(0)))?;
+        let mut text = String::new();
+        io("read", file.read_to_string(&mut text))?;
+        io("seek", file.seek(SeekFrom::Start(position)))?;
+        same!(text, expected, "the file");
+        Ok::<_, String>(position)
+    };
+    same!(write(fd, 0, APPEND), Ok(3), "an append");
+    same!(content("0123456789xyz")?, 2, "the position after an append with an offset");
+    same!(write(fd, HERE, APPEND), Ok(3), "an append at the position");
+    same!(content("0123456789xyzxyz")?, 16, "the position after an append without an offset");
+    same!(write(other, 0, NO_APPEND), Ok(3), "a write with an offset to a file that appends");
+    content("xyz3456789xyzxyz")?;
+    same!(write(other, 5, 0), Ok(3), "a write to a file that appends");
+    content("xyz3456789xyzxyzxyz")?;
+    same!(read(fd, 0, APPEND), Ok(3), "a read with the flag");
+    same!(write(fd, 0, APPEND | NO_APPEND), refused(libc::EINVAL), "both flags");
+    for go in [&write, &read] as [&dyn Fn(i32, u64, u64) -> Result<u64, Errno>; 2] {
+        same!(go(fd, 0, UNKNOWN | APPEND), refused(libc::EOPNOTSUPP), "an unknown flag");
+        same!(go(-1, 0, UNKNOWN), refused(libc::EBADF), "an unknown flag without a file");
+        same!(go(-1, HERE - 1, UNKNOWN), refused(libc::EINVAL), "an unknown flag at -2");
+    }
+    let reader = doing("open", open("append", libc::O_RDONLY))?;
+    let denied = write(reader.as_raw_fd(), 0, UNKNOWN);
+    same!(denied, refused(libc::EBADF), "an unknown flag and a file opened for reading");
+    let none = make(libc::SYS_pwritev2, fd, 0, 0, UNKNOWN);
+    same!(none, Ok(0), "an unknown flag without bytes");
+    let (receive, send) = pipe(0)?;
+    let (out, input) = (send.as_raw_fd(), receive.as_raw_fd());
+    same!(write(out, 0, UNKNOWN), refused(libc::ESPIPE), "an unknown flag and a pipe's offset");
+    same!(read(input, 0, UNKNOWN), refused(libc::ESPIPE), "the same for a read");
+    same!(write(out, HERE, UNKNOWN), refused(libc::EOPNOTSUPP), "an unknown flag and a pipe");
+    same!(write(out, HERE, APPEND), Ok(3), "an append to a pipe");
+    content("xyz3456789xyzxyzxyz")?;
+    Ok(())
+}
+
 fn dup(fd: RawFd) -> Result<i32, Errno> {
     // SAFETY: a new descriptor.
     checked(unsafe { libc::dup(fd) })
@@ -520,6 +674,10 @@ const CHECKS: &[Check] = &[
     ("reopened", reopened),
     ("spliced", spliced),
     ("bytes_are_spliced_once", bytes_are_spliced_once),
+    ("pipe_sizes", pipe_sizes),
+    ("cut_writes", cut_writes),
+    ("files_are_cut_at_full_pipes", files_are_cut_at_full_pipes),
+    ("append_flags", append_flags),
     ("descriptors", descriptors),
     ("polls", polls),
     ("locks", locks),

@@ -315,6 +315,14 @@ impl File {
     /// # Errors
     /// As `write` and `pwrite`.
     pub fn write(&self, from: &mut Transfer<'_>, offset: Option<u64>) -> Result {
+        self.write_with(from, offset, self.flags() & linux::O_APPEND != 0)
+    }
+
+    /// Writes like [`write`](Self::write); `append` replaces the flag `O_APPEND` of the file.
+    ///
+    /// # Errors
+    /// As `write` and `pwrite`.
+    pub fn write_with(&self, from: &mut Transfer<'_>, offset: Option<u64>, append: bool) -> Result {
         self.check_offset(offset)?;
         if !self.writes() {
             return Err(Errno::EBADF);
@@ -323,7 +331,6 @@ impl File {
         match (&self.kind, &self.inode.body) {
             (Kind::Stream(stream), _) => stream::write(&**stream, from, self.at_once()),
             (Kind::Regular, Body::Regular(regular)) => {
-                let append = self.flags() & linux::O_APPEND != 0;
                 self.write_regular(regular, from, offset, append)?;
                 if from.moved() != 0 {
                     self.inode.touch();

@@ -152,19 +152,29 @@ impl State {
         Ok(len as u64)
     }
 
+    /// Appends `len` bytes from `from`. As on Linux, a part of [`PIPE_BUF`] bytes that cannot be
+    /// copied as a whole is not written.
     fn write(&mut self, from: &mut Transfer<'_>, len: usize) {
-        let mut left = len;
-        while left != 0 {
-            let size = self.ring.len();
-            let start = (self.head + self.used) % size;
-            let part = left.min(size - start);
-            let taken = from.take_bytes(&mut self.ring[start..start + part]) as usize;
-            self.used += taken;
-            if taken != part {
+        let end = self.used + len;
+        while self.used < end {
+            let (before, part) = (from.progress(), PIPE_BUF.min(end - self.used));
+            if !self.fill(from, part) {
+                from.uncount(&before);
                 return;
             }
-            left -= part;
+            self.used += part;
         }
+    }
+
+    /// Copies `len` bytes from `from` to the room behind the contents. Returns whether all of the
+    /// bytes could be copied.
+    fn fill(&mut self, from: &mut Transfer<'_>, len: usize) -> bool {
+        let size = self.ring.len();
+        let start = (self.head + self.used) % size;
+        let first = len.min(size - start);
+        let (below, above) = self.ring.split_at_mut(start);
+        let mut copies = |bytes: &mut [u8]| from.take_bytes(bytes) == bytes.len() as u64;
+        copies(&mut above[..first]) && copies(&mut below[..len - first])
     }
 }
 
@@ -251,9 +261,13 @@ impl Pipe {
     /// Sets the capacity to at least `wanted` bytes, rounded up to a power of two of pages.
     ///
     /// # Errors
-    /// `EBUSY`: the pipe contains more bytes. `EPERM`: above the limit. `ENOMEM`.
+    /// `EBUSY`: the pipe contains more bytes. `EPERM`: above the limit. `EINVAL`: not a size, as on
+    /// Linux. `ENOMEM`.
     pub fn set_capacity(&self, wanted: usize) -> Result<usize> {
-        let capacity = wanted.max(PIPE_BUF).checked_next_power_of_two().ok_or(Errno::EPERM)?;
+        if wanted > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let capacity = wanted.max(PIPE_BUF).next_power_of_two();
         if capacity > MAX_CAPACITY {
             return Err(Errno::EPERM);
         }

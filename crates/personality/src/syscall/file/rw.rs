@@ -107,19 +107,47 @@ fn takes(file: &File, offset: Option<u64>) -> bool {
 
 // A failed call has moved no bytes, so it may be repeated.
 
-fn read_to(fd: u64, memory: Described, offset: Option<u64>) -> Result {
+fn read_to(fd: u64, memory: Described, offset: Option<u64>, flags: u64) -> Result {
     // The file of the checks is the file of the call, even if another thread closes the descriptor.
     let first = file(fd)?;
     memory.with(first.reads() && takes(&first, offset), |pieces| {
+        check_flags(&first, pieces, flags)?;
         lack::with_memory(|| first.read(&mut Transfer::of_user(pieces), offset))
     })
 }
 
-fn write_from(fd: u64, memory: Described, offset: Option<u64>) -> Result {
+fn write_from(fd: u64, memory: Described, offset: Option<u64>, flags: u64) -> Result {
     let first = file(fd)?;
     memory.with(first.writes() && takes(&first, offset), |pieces| {
-        lack::with_memory(|| first.write(&mut Transfer::of_user(pieces), offset))
+        check_flags(&first, pieces, flags)?;
+        let appends = match flags & (APPEND | NO_APPEND) {
+            0 => first.flags() & nr::O_APPEND != 0,
+            append => append == APPEND,
+        };
+        lack::with_memory(|| first.write_with(&mut Transfer::of_user(pieces), offset, appends))
     })
+}
+
+/// The flags `RWF_HIPRI`, which has no effect, `RWF_APPEND` and `RWF_NOAPPEND`.
+const PRIORITY: u64 = nr::RWF_HIPRI as u64;
+const APPEND: u64 = nr::RWF_APPEND as u64;
+const NO_APPEND: u64 = 0x20;
+/// All supported flags. Syncing has no effect.
+const SUPPORTED: u64 = PRIORITY | nr::RWF_DSYNC as u64 | nr::RWF_SYNC as u64 | APPEND | NO_APPEND;
+
+/// Fails if `file` does not support `flags`. As on Linux, errors of the file and of the memory come
+/// first, and a call without bytes has no error.
+fn check_flags(file: &File, pieces: &[Piece], flags: u64) -> Result<()> {
+    let supported = if let Kind::Memory(_) = file.kind { PRIORITY } else { SUPPORTED };
+    if pieces.iter().all(|piece| piece.len == 0) {
+        Ok(())
+    } else if flags & !supported != 0 {
+        Err(Errno::EOPNOTSUPP)
+    } else if flags & (APPEND | NO_APPEND) == APPEND | NO_APPEND {
+        Err(Errno::EINVAL)
+    } else {
+        Ok(())
+    }
 }
 
 fn buffer(args: &Args<'_>) -> Described {
@@ -139,65 +167,57 @@ pub(in super::super) fn check_user(addr: u64, len: u64) -> Result<()> {
 
 /// `read(fd, buffer, length)`.
 pub fn read(args: Args<'_>) -> Result {
-    read_to(args.a(), buffer(&args), None)
+    read_to(args.a(), buffer(&args), None, 0)
 }
 
 /// `write(fd, buffer, length)`.
 pub fn write(args: Args<'_>) -> Result {
-    write_from(args.a(), buffer(&args), None)
+    write_from(args.a(), buffer(&args), None, 0)
 }
 
 /// `pread64(fd, buffer, length, offset)`.
 pub fn pread(args: Args<'_>) -> Result {
-    read_to(args.a(), buffer(&args), at(args.d())?)
+    read_to(args.a(), buffer(&args), at(args.d())?, 0)
 }
 
 /// `pwrite64(fd, buffer, length, offset)`.
 pub fn pwrite(args: Args<'_>) -> Result {
-    write_from(args.a(), buffer(&args), at(args.d())?)
+    write_from(args.a(), buffer(&args), at(args.d())?, 0)
 }
 
 /// `readv(fd, pieces, count)`.
 pub fn readv(args: Args<'_>) -> Result {
-    read_to(args.a(), vector(&args), None)
+    read_to(args.a(), vector(&args), None, 0)
 }
 
 /// `writev(fd, pieces, count)`.
 pub fn writev(args: Args<'_>) -> Result {
-    write_from(args.a(), vector(&args), None)
+    write_from(args.a(), vector(&args), None, 0)
 }
 
 /// `preadv(fd, pieces, count, offset)`.
 pub fn preadv(args: Args<'_>) -> Result {
-    read_to(args.a(), vector(&args), at(args.d())?)
+    read_to(args.a(), vector(&args), at(args.d())?, 0)
 }
 
 /// `pwritev(fd, pieces, count, offset)`.
 pub fn pwritev(args: Args<'_>) -> Result {
-    write_from(args.a(), vector(&args), at(args.d())?)
+    write_from(args.a(), vector(&args), at(args.d())?, 0)
 }
 
-/// Returns the offset of a call with an offset and flags; the flags for priority and syncing have
-/// no effect.
-fn at_with_flags(args: &Args<'_>) -> Result<Option<u64>> {
-    /// `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`
-    const HARMLESS: u64 = 7;
-    if args.f() & !HARMLESS != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if args.d() == u64::MAX { Ok(None) } else { at(args.d()) }
+/// Returns the offset of a call with flags: -1 is the position of the file.
+fn at_or_position(offset: u64) -> Result<Option<u64>> {
+    if offset == u64::MAX { Ok(None) } else { at(offset) }
 }
 
 /// `preadv2(fd, pieces, count, offset, , flags)`.
 pub fn preadv2(args: Args<'_>) -> Result {
-    let offset = at_with_flags(&args)?;
-    read_to(args.a(), vector(&args), offset)
+    read_to(args.a(), vector(&args), at_or_position(args.d())?, args.f())
 }
 
 /// `pwritev2(fd, pieces, count, offset, , flags)`.
 pub fn pwritev2(args: Args<'_>) -> Result {
-    let offset = at_with_flags(&args)?;
-    write_from(args.a(), vector(&args), offset)
+    write_from(args.a(), vector(&args), at_or_position(args.d())?, args.f())
 }
 
 /// `lseek(fd, offset, whence)`.
