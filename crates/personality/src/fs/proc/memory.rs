@@ -2,8 +2,8 @@
 //!
 //! An open file refers to the memory that the process had at the time of the open: after `execve`
 //! and after the end of the process, the file reads as empty. The kernel copies with the rights of
-//! the process itself. (On Linux, a debugger may also store to private pages that the process can
-//! only read.)
+//! the process itself. (On Linux, a debugger may also read pages that the process cannot read, and
+//! store to private pages that the process cannot store to.)
 
 use super::super::transfer::{Piece, Transfer};
 use crate::errno::{Errno, Result};
