@@ -236,6 +236,75 @@ fn futex_more() -> Verdict {
     Ok(())
 }
 
+/// A thread that was requeued no longer waits for any word after its timeout or a signal.
+fn requeued_waiters_leave() -> Verdict {
+    unsafe extern "C" fn nothing(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    doing("sigaction", signal::handle(libc::SIGUSR1, nothing, 0))?;
+    // Several pairs, because two words may have the same queue.
+    const PAIRS: usize = 6;
+    let words: Vec<[AtomicU32; 2]> = (0..PAIRS).map(|_| Default::default()).collect();
+    let ids = [const { AtomicU32::new(0) }; PAIRS];
+    let private = libc::FUTEX_PRIVATE_FLAG;
+    let requeue = |[first, second]: &[AtomicU32; 2]| {
+        let operation = (libc::FUTEX_CMP_REQUEUE | private) as u64;
+        let (one, two) = (first.as_ptr() as u64, second.as_ptr() as u64);
+        // SAFETY: both words are atomics.
+        let result = unsafe { call(libc::SYS_futex, [one, operation, 0, 9, two, 0]) };
+        doing("FUTEX_CMP_REQUEUE", result)
+    };
+    let wake_both = |[first, second]: &[AtomicU32; 2]| {
+        let woken = doing("FUTEX_WAKE", futex_wake(first, 9, false))?;
+        Ok::<_, String>(woken + doing("FUTEX_WAKE", futex_wake(second, 9, false))?)
+    };
+    thread::scope(|scope| {
+        let mut waiters = Vec::new();
+        for (pair, id) in words.iter().zip(&ids) {
+            let timeout = Some(Duration::from_secs(3));
+            let late = scope.spawn(move || futex_wait(&pair[0], 0, timeout, false));
+            let interrupted = scope.spawn(move || {
+                id.store(tid() as u32, Release);
+                futex_wait(&pair[0], 0, None, false)
+            });
+            let woken = scope.spawn(move || futex_wait(&pair[0], 0, None, false));
+            waiters.push((late, interrupted, woken));
+        }
+        let mut moved = [0; PAIRS];
+        let begin = Instant::now();
+        while moved != [3; PAIRS] && begin.elapsed().as_secs() < 9 {
+            for (moved, pair) in moved.iter_mut().zip(&words) {
+                *moved += requeue(pair)?;
+            }
+            proc::yield_now();
+        }
+        let mut verdict = Ok(());
+        if moved != [3; PAIRS] {
+            verdict = Err(format!("{moved:?} threads were requeued"));
+        }
+        for id in &ids {
+            let id = id.load(Acquire) as u64;
+            // SAFETY: the signal has a handler.
+            let sent = unsafe { call(libc::SYS_tgkill, [pid() as u64, id, libc::SIGUSR1 as u64]) };
+            verdict = verdict.and(doing("tgkill", sent).map(|_| ()));
+        }
+        for (pair, (late, interrupted, woken)) in words.iter().zip(waiters) {
+            let check = || -> Verdict {
+                let result = |ended: thread::Result<_>| ended.map_err(|_| "a thread panicked");
+                let ended = result(late.join())?;
+                same!(ended, Err(Errno(libc::ETIMEDOUT)), "a requeued wait with a timeout");
+                let ended = result(interrupted.join())?;
+                same!(ended, Err(Errno(libc::EINTR)), "a requeued wait and a signal");
+                same!(wake_both(pair)?, 1, "the remaining threads");
+                same!(result(woken.join())?, Ok(()), "the wait of the remaining thread");
+                same!(wake_both(pair)?, 0, "threads after the end of all waits");
+                Ok(())
+            };
+            verdict = verdict.and(check());
+        }
+        // A failure leaves no thread waiting.
+        words.iter().try_for_each(|pair| wake_both(pair).map(|_| ())).and(verdict)
+    })
+}
+
 /// A thread runs on its allowed CPUs, and moves at once after a change.
 fn affinity() -> Verdict {
     let all = doing("sched_getaffinity", cpus())?;
@@ -522,6 +591,7 @@ const CHECKS: &[Check] = &[
     ("condvar", condvar),
     ("futex", futex),
     ("futex_more", futex_more),
+    ("requeued_waiters_leave", requeued_waiters_leave),
     ("affinity", affinity),
     ("preemption", preemption),
     ("yielding", yielding),
