@@ -1,5 +1,5 @@
 //! A machine for unit tests: its memory is a vector, its TLBs are empty, and it records the calls
-//! of `invalidate`.
+//! of `invalidate` and `invalidate_all`.
 
 #[cfg(not(loom))]
 pub(crate) mod guest;
@@ -42,6 +42,8 @@ pub(crate) struct TestMachine<P = Streams> {
     at_bytes: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Every call of `invalidate`, in order.
     pub(crate) invalidated: Mutex<Vec<(CpuId, SpaceId, Invalidate)>>,
+    /// The CPUs of all calls of `invalidate_all`, in order.
+    pub(crate) emptied: Mutex<Vec<CpuId>>,
     /// A wait with more iterations than this panics as endless.
     pub(crate) most_looks: u32,
     predictor: PhantomData<fn() -> P>,
@@ -73,6 +75,7 @@ impl<P> TestMachine<P> {
             countdown: AtomicU64::new(0),
             at_bytes: Mutex::default(),
             invalidated: Mutex::default(),
+            emptied: Mutex::default(),
             most_looks: u32::MAX,
             predictor: PhantomData,
         }
@@ -174,7 +177,9 @@ unsafe impl<P: Predictor + 'static> Machine for TestMachine<P> {
         self.invalidated.lock().unwrap().push((cpu, space, what));
     }
 
-    fn invalidate_all(&self, _: CpuId) {}
+    fn invalidate_all(&self, cpu: CpuId) {
+        self.emptied.lock().unwrap().push(cpu);
+    }
 
     fn interrupt(&self, _: CpuId) {}
 

@@ -4,6 +4,7 @@ use crate::addr::PAGE_SIZE;
 use crate::error::Errno;
 use crate::file::BackingStore;
 use crate::knob::{Locking, Setting};
+use crate::reclaim::clock::{Over, Purpose};
 use crate::space::{Advice, MemoryLock, PrivateCopies, Prot, Space};
 use crate::stat::Counter;
 use crate::testing::guest::{
@@ -508,6 +509,45 @@ fn background_reclaim_frees_memory() {
     let aged = count(&cpu, Counter::FlushAged);
     assert!((2..8).contains(&aged), "{aged}");
     cpu.drain();
+    finish(&cpu, space, Vec::from([file]));
+}
+
+/// A page that a program uses only through a translation in the CPU's TLB counts as used, because
+/// the CPU drops its translations twice in each round of the hand: the next use sets the accessed
+/// bit again.
+#[test]
+fn use_through_a_cached_translation_counts() {
+    let vm = guest::vm(1, 256);
+    let cpu = cpu(&vm, 0);
+    let space = Space::new(&cpu).unwrap();
+    let memory = Memory::new(1, 0);
+    let file = file(&cpu, &memory);
+    map(&cpu, &space, (0, 1), Prot::READ, SHARED, (&file, 0));
+    let half = cpu.frames_of(Over::All) / 2;
+    let evict = |chosen: &[_]| Some(cpu.evict(chosen));
+    let emptied = || vm.machine().emptied.lock().unwrap().len();
+    let mut cached = None;
+    for half_round in 1..=20 {
+        for _ in 0..3 {
+            // A use sets the accessed bit only if the TLB has no translation.
+            if cached != Some(emptied()) {
+                assert_eq!(load(&cpu, &space, AT), Ok(1));
+                cached = Some(emptied());
+            }
+        }
+        cpu.go_over(Over::All, half, |_, _| false, Purpose::Evict, evict);
+        assert!(file.has_page(&cpu, 0), "half round {half_round}");
+        let before = emptied();
+        cpu.age_translations();
+        cpu.age_translations();
+        assert_eq!(emptied() - before, 1, "half round {half_round}");
+    }
+    assert_eq!(memory.reads.lock().unwrap().len(), 1);
+    // Without further use the page leaves.
+    for _ in 0..8 {
+        cpu.go_over(Over::All, half, |_, _| false, Purpose::Evict, evict);
+    }
+    assert!(!file.has_page(&cpu, 0));
     finish(&cpu, space, Vec::from([file]));
 }
 

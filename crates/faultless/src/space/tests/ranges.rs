@@ -214,6 +214,42 @@ fn mremap_of_any_address_and_lengths_returns() {
     space.exit(&cpu);
 }
 
+/// `mremap` moves and extends a mapping up to the last page of user space, and no page beyond.
+#[test]
+fn mremap_reaches_the_end_of_user_space() {
+    let vm = vm();
+    let cpu = cpu(&vm, 0);
+    let space = mapped(&cpu);
+    let call = |addr: u64, old: u64, new: u64, flags: RemapFlags, target: u64| {
+        let done = space.mremap(&cpu, addr, old * P, new * P, flags, target);
+        done.map_err(|error| error.errno)
+    };
+    let fixed = RemapFlags::MAYMOVE | RemapFlags::FIXED;
+    let last = |pages: u64| USER_END - pages * P;
+    // All pages, with and without a change of the size.
+    assert_eq!(call(AT, PAGES, PAGES, fixed, last(PAGES - 1)), Err(Errno::EINVAL));
+    assert_eq!(call(AT, PAGES - 1, PAGES, fixed, last(PAGES - 1)), Err(Errno::EINVAL));
+    assert_eq!(call(AT, PAGES, PAGES, fixed, last(PAGES)), Ok(last(PAGES)));
+    assert_eq!(load(&cpu, &space, last(PAGES)), Ok(1));
+    assert_eq!(load(&cpu, &space, last(PAGES - 2)), Ok(3));
+    assert_eq!(store(&cpu, &space, last(1), 9), Ok(()));
+    // The last mapping shrinks, and grows up to its old end.
+    let none = RemapFlags::empty();
+    assert_eq!(call(last(PAGES), PAGES, PAGES + 1, none, 0), Err(Errno::ENOMEM));
+    assert_eq!(call(last(PAGES), PAGES, PAGES - 1, none, 0), Ok(last(PAGES)));
+    assert!(load(&cpu, &space, last(1)).is_err());
+    assert_eq!(call(last(PAGES), PAGES - 1, PAGES + 1, none, 0), Err(Errno::ENOMEM));
+    assert_eq!(call(last(PAGES), PAGES - 1, PAGES, none, 0), Ok(last(PAGES)));
+    assert_eq!(load(&cpu, &space, last(1)), Ok(0));
+    // A single page moves back, and grows on the way to the end.
+    assert_eq!(call(last(1), 1, 1, fixed, AT), Ok(AT));
+    assert_eq!(call(AT, 1, 2, fixed, last(1)), Err(Errno::EINVAL));
+    assert_eq!(call(AT, 1, 2, fixed, last(2)), Ok(last(2)));
+    assert_eq!(load(&cpu, &space, last(1)), Ok(0));
+    assert_eq!(load(&cpu, &space, last(PAGES)), Ok(1));
+    space.exit(&cpu);
+}
+
 /// A pin of any bytes, aligned or not: all of their pages, or an error.
 #[test]
 fn pins_of_any_range_cover_only_mapped_pages() {
