@@ -537,12 +537,10 @@ fn use_through_a_cached_translation_counts() {
         }
         cpu.go_over(Over::All, half, |_, _| false, Purpose::Evict, evict);
         assert!(file.has_page(&cpu, 0), "half round {half_round}");
-        let before = emptied();
         cpu.age_translations();
         cpu.age_translations();
-        assert_eq!(emptied() - before, 1, "half round {half_round}");
     }
-    assert_eq!(memory.reads.lock().unwrap().len(), 1);
+    assert_eq!((emptied(), memory.reads.lock().unwrap().len()), (20, 1));
     // Without further use the page leaves.
     for _ in 0..8 {
         cpu.go_over(Over::All, half, |_, _| false, Purpose::Evict, evict);
