@@ -281,7 +281,7 @@ fn requeued_waiters_leave() -> Verdict {
             verdict = Err(format!("{moved:?} threads were requeued"));
         }
         for id in &ids {
-            let id = id.load(Acquire) as u64;
+            let id = u64::from(id.load(Acquire));
             // SAFETY: the signal has a handler.
             let sent = unsafe { call(libc::SYS_tgkill, [pid() as u64, id, libc::SIGUSR1 as u64]) };
             verdict = verdict.and(doing("tgkill", sent).map(|_| ()));
