@@ -10,6 +10,7 @@ use crate::page_set::PageSet;
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The smallest block for which glibc creates a mapping by default, in bytes.
 const THRESHOLD: u64 = 128 << 10;
@@ -17,6 +18,8 @@ const THRESHOLD: u64 = 128 << 10;
 const FLAGS: u32 = 0x22;
 /// The unit of an allocator's own arenas in bytes. glibc's settings do not affect them.
 const ARENA: u64 = 256 << 10;
+/// The sizes of glibc's reservations for an arena of a thread, in bytes.
+const RESERVED: [u64; 2] = [64 << 20, 128 << 20];
 
 /// The effect of keeping memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +32,10 @@ pub struct Kept {
     pub copied: u64,
     /// The peak number of free and resident pages.
     pub peak_free: u64,
+    /// The peak number of resident pages that the allocator of one process has given to the program,
+    /// with the pages of its arenas for threads. Free pages are reused, so at no time are more pages
+    /// free and resident.
+    pub peak_held: u64,
 }
 
 /// Returns the effect on `trace`.
@@ -66,8 +73,16 @@ struct Heap {
     /// The break, in bytes, and touched pages below an earlier break.
     brk: Option<u64>,
     touched: PageSet,
+    /// The first break, in pages. The pages below belong to the program's file.
+    base: Option<u64>,
     /// Free and resident pages.
     idle: u64,
+    /// The number of pages in `resident`, and in `touched` from `base` on.
+    total: u64,
+    /// Reservations for arenas of threads, from page to page, and their touched pages.
+    arenas: BTreeMap<u64, u64>,
+    in_arenas: PageSet,
+    arena_pages: u64,
 }
 
 impl Heap {
@@ -81,11 +96,17 @@ impl Heap {
                 self.blocks.insert(start / PAGE_SIZE, (pages, at));
                 out.calls += 1;
             }
-            Kind::Unmap { start, .. } => {
+            Kind::Map { start, len, prot, backing: Backing::Anon, .. }
+                if prot.is_empty() && RESERVED.contains(&len) =>
+            {
+                self.arenas.insert(start / PAGE_SIZE, (start + len) / PAGE_SIZE);
+            }
+            Kind::Unmap { start, len } => {
                 if let Some((pages, at)) = self.blocks.remove(&(start / PAGE_SIZE)) {
                     self.give(at, pages);
                     out.calls += 1;
                 }
+                self.remove_arena(start / PAGE_SIZE..(start + len) / PAGE_SIZE);
             }
             Kind::Remap { old, new, new_len, .. } => {
                 if let Some((pages, at)) = self.blocks.remove(&(old / PAGE_SIZE)) {
@@ -95,7 +116,7 @@ impl Heap {
                         out.copied += self.resident_in(at, pages);
                         for n in 0..pages.min(want) {
                             if self.resident.contains(at + n) {
-                                self.resident.insert(to + n);
+                                self.total += u64::from(self.resident.insert(to + n));
                             }
                         }
                         self.give(at, pages);
@@ -106,6 +127,7 @@ impl Heap {
             }
             Kind::Brk { end } => {
                 let end = page_up(end).unwrap_or(end) / PAGE_SIZE;
+                self.base.get_or_insert(end);
                 let before = self.brk.replace(end).unwrap_or(end);
                 let moved = self.touched.count(end.min(before)..end.max(before));
                 self.idle =
@@ -115,18 +137,42 @@ impl Heap {
             _ => {}
         }
         out.peak_free = out.peak_free.max(self.idle);
+        let held = self.total.saturating_sub(self.idle) + self.arena_pages;
+        out.peak_held = out.peak_held.max(held);
     }
 
     fn fault(&mut self, page: u64, out: &mut Kept) {
         let block = self.blocks.range(..=page).next_back();
-        let resident = match block {
+        let mut counts = true;
+        let new = match block {
             Some((start, (pages, at))) if page < start + pages => {
-                !self.resident.insert(at + page - start)
+                self.resident.insert(at + page - start)
             }
             // Other blocks than those of the heap reach the same place only by chance.
-            _ => self.brk.is_some_and(|end| page < end) && !self.touched.insert(page),
+            _ if self.brk.is_some_and(|end| page < end) => {
+                counts = self.base.is_some_and(|base| page >= base);
+                self.touched.insert(page)
+            }
+            _ => {
+                let arena = self.arenas.range(..=page).next_back();
+                if arena.is_some_and(|(_, end)| page < *end) {
+                    self.arena_pages += u64::from(self.in_arenas.insert(page));
+                }
+                return;
+            }
         };
-        out.saved += u64::from(resident);
+        self.total += u64::from(new && counts);
+        out.saved += u64::from(!new);
+    }
+
+    /// Ends an arena of a thread that lies in the unmapped pages `gone`.
+    fn remove_arena(&mut self, gone: Range<u64>) {
+        let arena = self.arenas.range(gone.clone()).next();
+        if let Some((&start, &end)) = arena.filter(|(_, end)| **end <= gone.end) {
+            self.arenas.remove(&start);
+            self.arena_pages -= self.in_arenas.count(start..end);
+            self.in_arenas.remove(start..end);
+        }
     }
 
     /// Returns a place for `pages`.
@@ -232,7 +278,39 @@ mod tests {
         events.extend(touch(500, 50));
         let got = with(&events);
         // 40 pages were resident, at the start of the second block.
-        assert_eq!(got, Kept { saved: 40, calls: 3, copied: 0, peak_free: 40 });
+        assert_eq!(got, Kept { saved: 40, calls: 3, copied: 0, peak_free: 40, peak_held: 50 });
+    }
+
+    /// The free pages of a block and the free pages of the heap are counted apart, and glibc reuses
+    /// them for each other.
+    #[test]
+    fn held_pages_are_those_of_one_time() {
+        let mut events = vec![map(1000, 65)];
+        events.extend(touch(1000, 65));
+        events.push(unmap(1000, 65));
+        let brk = |pages: u64| Kind::Brk { end: START + pages * PAGE_SIZE };
+        // A page of the program's file, below the heap.
+        events.extend([brk(8), Kind::first(START, Access::Write), brk(48)]);
+        events.extend(touch(8, 40));
+        events.push(brk(8));
+        let got = with(&events);
+        assert_eq!((got.peak_free, got.peak_held), (105, 65));
+    }
+
+    #[test]
+    fn arenas_of_threads_are_held_until_they_are_unmapped() {
+        let start = START + (1 << 30);
+        let reserve = |start| {
+            let (prot, backing) = (Prot::empty(), Backing::Anon);
+            Kind::Map { start, len: 64 << 20, prot, flags: 0x4022, backing }
+        };
+        let fault = |page: u64| Kind::first(start + page * PAGE_SIZE, Access::Write);
+        let mut events = vec![map(0, 65), reserve(start)];
+        events.extend(touch(0, 65).chain((0..10).map(fault)));
+        assert_eq!(with(&events).peak_held, 75);
+        events.extend([Kind::Unmap { start, len: 64 << 20 }, reserve(start)]);
+        events.extend((0..12).map(fault));
+        assert_eq!(with(&events).peak_held, 77);
     }
 
     #[test]

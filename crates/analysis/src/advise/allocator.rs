@@ -57,7 +57,8 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "malloc keeps memory".into(),
         action: settings.map(|(name, value)| format!("{name}={value}")).join(" "),
         saving,
-        unused: (kept.peak_free + free) * PAGE_SIZE,
+        // Free parts are reused, so no more are free than malloc has given out at a time.
+        unused: (kept.peak_free + free).min(kept.peak_held) * PAGE_SIZE,
         spared: Some(touches * findings.single()),
         apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
         at_best: 0.0,
@@ -127,6 +128,7 @@ mod tests {
     #[test]
     fn keeping_memory_saves_refills_of_arenas() {
         let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.kept.peak_held = 1 << 20;
         let keep = |findings: &Findings| {
             find(&predicted(findings, &costs()), "malloc keeps memory").clone()
         };
@@ -135,6 +137,9 @@ mod tests {
         let with = keep(&findings);
         assert_eq!(with.saving - before.saving, 500.0 * 2300.0);
         assert_eq!(with.unused - before.unused, 2000 * PAGE_SIZE);
+        findings.kept.peak_held = findings.kept.peak_free + 700;
+        let bounded = keep(&findings);
+        assert_eq!(bounded.unused - before.unused, 700 * PAGE_SIZE);
     }
 
     #[test]
