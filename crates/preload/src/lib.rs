@@ -1,11 +1,12 @@
-//! For `LD_PRELOAD`: populates large blocks of a program when the blocks are allocated or mapped.
+//! For `LD_PRELOAD`: populates large mappings of a program when they are made.
 //!
 //! The library overrides glibc's `malloc`, `calloc`, `realloc`, `aligned_alloc`, `memalign` and
-//! `mmap`, and calls the originals. It requests from the kernel to map all pages of a block at once
-//! (`MADV_POPULATE_WRITE`, Linux 5.14) if the block has at least as many bytes as the variable
-//! `FAULTLESS_POPULATE` specifies, and is not resident. Without the variable, or if the kernel
-//! refuses, the library has no effect. Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`)
-//! and files are not populated.
+//! `mmap`, and calls the originals. It requests from the kernel to map all pages of a mapping at
+//! once (`MADV_POPULATE_WRITE`, Linux 5.14) if the mapping has at least as many bytes as the
+//! variable `FAULTLESS_POPULATE` specifies, and is not resident. A block of `malloc` is populated
+//! only if glibc makes a mapping for it: blocks of the heap, which glibc reuses, are left alone.
+//! Without the variable, or if the kernel refuses, the library has no effect. Reserved memory
+//! (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are not populated.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,10 +20,12 @@ const RESERVED: c_int = 0x4000 | 0x2_0000;
 const PAGE: usize = 4096;
 /// For smaller blocks the call costs more than the faults.
 const LEAST: usize = 64 << 10;
+/// The flag of a block with a separate mapping, in glibc's word before the block (`IS_MMAPPED`).
+const IS_MAPPED: usize = 2;
 /// The variable has not been read.
 const UNREAD: usize = 0;
 
-/// The minimum size in bytes of a populated block.
+/// The minimum size in bytes of a populated mapping.
 static FROM: AtomicUsize = AtomicUsize::new(UNREAD);
 
 unsafe extern "C" {
@@ -60,8 +63,21 @@ fn from() -> usize {
     bytes
 }
 
-/// Populates the whole pages of a block, if the block is large. Skips a block whose last page is
-/// already resident, because the allocator reuses the block: checking all pages takes time, too.
+/// Populates a block of `malloc` if glibc has made a mapping for the block.
+fn populate_block(block: *mut c_void, bytes: usize) {
+    if block.is_null() || bytes < from() {
+        return;
+    }
+    // SAFETY: glibc keeps the size of a block and its flags in the word before the block, of which
+    // the program changes nothing. (glibc's `malloc_usable_size` reads this word, too.)
+    let word = unsafe { block.cast::<usize>().sub(1).read() };
+    if word & IS_MAPPED != 0 {
+        populate(block, bytes);
+    }
+}
+
+/// Populates the whole pages of a mapping, if it is large. Skips a mapping whose last page is
+/// already resident, because `realloc` has kept it: checking all pages takes time, too.
 fn populate(block: *mut c_void, bytes: usize) {
     if block.is_null() || bytes < from() {
         return;
@@ -87,7 +103,7 @@ fn populate(block: *mut c_void, bytes: usize) {
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
     // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_malloc(bytes) };
-    populate(block, bytes);
+    populate_block(block, bytes);
     block
 }
 
@@ -96,7 +112,7 @@ pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_calloc(count, bytes) };
-    populate(block, count.wrapping_mul(bytes));
+    populate_block(block, count.wrapping_mul(bytes));
     block
 }
 
@@ -105,7 +121,7 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
     // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_memalign(align, bytes) };
-    populate(block, bytes);
+    populate_block(block, bytes);
     block
 }
 
@@ -123,7 +139,7 @@ pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: glibc's own function, with the same meaning; by the contract, the block is valid.
     let block = unsafe { __libc_realloc(block, bytes) };
-    populate(block, bytes);
+    populate_block(block, bytes);
     block
 }
 
