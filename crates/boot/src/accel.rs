@@ -6,7 +6,7 @@
 
 use crate::embedded::guest;
 use crate::machine::{End, Machine, Program};
-use crate::qemu::{Clock, Input, Limits, Streams};
+use crate::qemu::{self, Clock, Input, Limits, Streams};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -95,11 +95,11 @@ pub fn kvm_works(cpus: u16, memory: u64) -> Result<(), String> {
     match hear.recv_timeout(ANSWER) {
         Ok(Ok(End::Exited(0))) => Ok(()),
         Ok(Ok(End::TimedOut)) | Err(_) => Err("a test machine did not end within a second".into()),
-        Ok(Ok(end)) => {
-            let end = end.to_string();
-            let end = end.lines().next().unwrap_or_default();
-            Err(format!("a test machine ended with an error: {end}"))
+        Ok(Ok(End::Silent(output))) if !output.is_empty() => {
+            // The first error is the cause of the following errors.
+            Err(format!("QEMU: {}", qemu::errors(&output).first().unwrap_or(&"no error")))
         }
+        Ok(Ok(end)) => Err(format!("a test machine ended with an error: {end}")),
         Ok(Err(error)) => Err(error.to_string()),
     }
 }

@@ -14,6 +14,9 @@ use std::fmt;
 
 const PAGE: u64 = 4096;
 
+/// The first bytes of a program.
+pub(crate) const MAGIC: [u8; 4] = elf::ELFMAG;
+
 type Header = FileHeader64<LittleEndian>;
 
 /// An error in a program, and its place in the file.

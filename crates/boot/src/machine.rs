@@ -12,9 +12,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::NamedTempFile;
@@ -73,7 +74,7 @@ impl Program {
     /// errors.
     pub fn unchecked(path: impl Into<PathBuf>) -> Result<Self, BootError> {
         let path = path.into();
-        let bytes = fs::read(&path).map_err(BootError::file(&path))?;
+        let bytes = contents(&path)?;
         Ok(Self::new(path, bytes.into()))
     }
 
@@ -172,6 +173,33 @@ impl Program {
         let root = self.files.as_ref()?.canonicalize().ok()?;
         let own = self.source.canonicalize().ok()?;
         Some(own.strip_prefix(root).ok()?.to_str()?.to_owned())
+    }
+}
+
+/// The largest program, in bytes. A file in an archive is smaller than 4 GiB.
+const LARGEST: u64 = u32::MAX as u64;
+/// Bytes that identify a program, or a script and its interpreter.
+const START: u64 = 256;
+
+/// Returns the bytes of the program in the file at `path`. Input from a pipe that does not begin as
+/// a program is not read further, because a pipe may have no end.
+fn contents(path: &Path) -> Result<Vec<u8>, BootError> {
+    let unfit = |why| BootError::Unfit { path: path.to_owned(), why };
+    // Examined before it is opened, because opening some devices has effects.
+    let kind = fs::metadata(path).map_err(BootError::file(path))?.file_type();
+    if kind.is_char_device() || kind.is_block_device() {
+        return Err(unfit("a device, not a program: specify the file of a program"));
+    }
+    let file = File::open(path).map_err(BootError::file(path))?;
+    let mut bytes = Vec::new();
+    (&file).take(START).read_to_end(&mut bytes).map_err(BootError::file(path))?;
+    if !kind.is_file() && !bytes.starts_with(&elf::MAGIC) {
+        return Ok(bytes);
+    }
+    (&file).take(LARGEST + 1 - START).read_to_end(&mut bytes).map_err(BootError::file(path))?;
+    match bytes.len() as u64 > LARGEST {
+        true => Err(unfit("the file is 4 GiB or larger: the limit of a program")),
+        false => Ok(bytes),
     }
 }
 
@@ -339,9 +367,10 @@ impl fmt::Display for End {
         match self {
             Self::Exited(status) => write!(f, "exit status {status}"),
             Self::Panicked(why) => write!(f, "the kernel panicked: {why}"),
-            Self::Silent(said) => {
-                let gap = if said.is_empty() { "" } else { ": output of QEMU: " };
-                write!(f, "the machine stopped without an exit status of the program{gap}{said}")
+            Self::Silent(output) => {
+                let errors = qemu::errors(output).join("\n");
+                let gap = if errors.is_empty() { "" } else { ": QEMU: " };
+                write!(f, "the machine stopped without an exit status of the program{gap}{errors}")
             }
             Self::TimedOut => f.write_str("the time limit was reached"),
             Self::Stopped => f.write_str("interrupted"),
@@ -499,9 +528,40 @@ fn temporary(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     fn end(text: &str, received: [u64; 2]) -> End {
         End::of(&Report::read(text), None, received, String::new(), || false)
+    }
+
+    /// QEMU prints warnings before the error that ends the machine.
+    #[test]
+    fn error_of_qemu_is_reported_without_warnings() {
+        let name = "qemu-system-x86_64: ";
+        let output = format!("{name}-accel kvm: warning: too many\n{name}error: no MSR\nlast\n");
+        assert_eq!(qemu::errors(&output), ["no MSR", "last"]);
+        let end = End::Silent(output).to_string();
+        assert!(end.ends_with("of the program: QEMU: no MSR\nlast"), "{end}");
+        assert_eq!(qemu::errors(&format!("{name}warning: slow\n")), ["warning: slow"]);
+    }
+
+    #[test]
+    fn devices_are_no_programs() {
+        for device in ["/dev/zero", "/dev/null"] {
+            let error = Program::unchecked(device).map(drop).expect_err("a device");
+            let text = error.to_string();
+            assert!(text.contains(device) && text.contains("a device, not a program"), "{text}");
+        }
+    }
+
+    /// The end of the pipe that is written to stays open, so a read to the end would not return.
+    #[test]
+    fn pipe_without_a_program_is_not_read_to_its_end() {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        writer.write_all(&[0; START as usize]).expect("written");
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let error = Program::file(path).map(drop).expect_err("no program").to_string();
+        assert!(error.contains("begins with the bytes [00, 00, 00, 00]"), "{error}");
     }
 
     #[test]

@@ -185,6 +185,19 @@ fn missing(error: io::Error) -> BootError {
     }
 }
 
+/// Returns the lines of QEMU's `output` with errors, without QEMU's name. If all lines are warnings,
+/// returns the warnings.
+pub(crate) fn errors(output: &str) -> Vec<&str> {
+    let text = |line| {
+        let line: &str = str::trim(line);
+        let line = line.strip_prefix(QEMU).and_then(|line| line.strip_prefix(": ")).unwrap_or(line);
+        line.strip_prefix("error: ").unwrap_or(line)
+    };
+    let lines: Vec<_> = output.lines().map(text).filter(|line| !line.is_empty()).collect();
+    let errors: Vec<_> = lines.iter().filter(|line| !line.contains("warning: ")).copied().collect();
+    if errors.is_empty() { lines } else { errors }
+}
+
 /// A machine in QEMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu<'a> {

@@ -99,6 +99,10 @@ pub fn read(path: &Path) -> Result<Trace, Error> {
 
 /// Reads the recording that begins with `start`, which was read from `file`.
 fn recording(path: &Path, start: &[u8], file: File) -> Result<Trace, Error> {
+    if !is_recording(start) {
+        // The start is sufficient for the error, and a device such as /dev/zero has no end.
+        return parse(path, start);
+    }
     let len = file.metadata().ok().filter(Metadata::is_file).map(|data| data.len());
     let fits = len.is_some_and(|len| len <= error::MAX_FILE);
     if fits
@@ -123,8 +127,7 @@ fn recording(path: &Path, start: &[u8], file: File) -> Result<Trace, Error> {
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if bytes.starts_with(compact::MAGIC) {
         compact::parse(path, bytes)
-    } else if [b"PERFILE2", b"2ELIFREP", b"PERFFILE"].iter().any(|magic| bytes.starts_with(*magic))
-    {
+    } else if is_perf(bytes) {
         perf::parse(path, bytes)
     } else {
         let what = match bytes {
@@ -140,6 +143,16 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
         };
         Err(Error::at(path, 0, what))
     }
+}
+
+/// Returns whether `start` begins a recording of either kind.
+fn is_recording(start: &[u8]) -> bool {
+    start.starts_with(compact::MAGIC) || is_perf(start)
+}
+
+/// Returns whether `start` begins a file of perf.
+fn is_perf(start: &[u8]) -> bool {
+    [b"PERFILE2", b"2ELIFREP", b"PERFFILE"].iter().any(|magic| start.starts_with(*magic))
 }
 
 /// Describes the start of a file for messages: as text if it is text.
