@@ -194,6 +194,27 @@ fn record_returns_the_exit_status_of_the_program() {
     }
 }
 
+/// perf puts the directory of its own path in front of PATH. The stand-in does the same: it is a
+/// shell, which keeps its path as argument 0 and runs the script `record`.
+#[test]
+fn recorded_program_is_the_first_in_path() {
+    let place = Place::new();
+    let (bin, first) = (place.dir.path().join("bin"), place.dir.path().join("first"));
+    fs::create_dir(&first).expect("made");
+    fs::remove_file(bin.join("perf")).expect("there");
+    std::os::unix::fs::symlink("/bin/sh", bin.join("perf")).expect("a link");
+    let own = "own=$(tr '\\0' '\\n' < /proc/$$/cmdline | head -n 1)\n\
+               case $own in */*) PATH=${own%/*}:$PATH ;; esac\n";
+    script(&place.dir.path().join("record"), &format!("{own}{PERF}"), 0o644);
+    script(&first.join("which-one"), "#!/bin/sh\necho first\n", 0o755);
+    script(&bin.join("which-one"), "#!/bin/sh\necho beside perf\n", 0o755);
+    let mut record = place.command(&place.out("x.fltrace"), &["which-one"]);
+    let path = std::env::var("PATH").expect("a path");
+    let path = format!("{}:{}:{path}", text(&first), text(&bin));
+    let ran = Ran::of(record.env("PATH", path).current_dir(place.dir.path()));
+    assert_eq!(ran.succeeds(), "first\n");
+}
+
 #[test]
 fn failures_are_explained_and_leave_no_files() {
     let place = Place::new();

@@ -278,7 +278,9 @@ impl Setup {
         let hidden: Vec<_> = HugePages::find().note().into_iter().chain(around.note()).collect();
         hidden.iter().for_each(|note| warn(note));
         let mut perf = Command::new(&self.perf);
-        perf.args(self.arguments(output, command));
+        // perf puts the directory of its own path in front of PATH, in which it then looks up the
+        // program. A name without a directory leaves PATH as the user has set it.
+        perf.arg0("perf").args(self.arguments(output, command));
         let signals = Signals::hold();
         let survivors = Survivors::watch();
         prepare(&mut perf);
