@@ -42,6 +42,15 @@ pub fn label(value: f64) -> String {
     format!("{number} {prefix}").trim_end().to_owned()
 }
 
+/// Formats a number with this many decimal places. A number that rounds to zero has no sign.
+pub fn fixed(value: f64, places: usize) -> String {
+    let text = format!("{value:.places$}");
+    match text.strip_prefix('-') {
+        Some(zero) if zero.bytes().all(|byte| matches!(byte, b'0' | b'.')) => zero.to_owned(),
+        _ => text,
+    }
+}
+
 /// Formats a number of things: `1 CPU`, `2 CPUs`.
 pub fn plural(n: u64, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })
@@ -74,6 +83,13 @@ pub fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zero_has_no_sign() {
+        let fixed = |value, places| super::fixed(value, places);
+        assert_eq!([fixed(-0.0004, 3), fixed(-0.04, 1), fixed(-0.4, 0)], ["0.000", "0.0", "0"]);
+        assert_eq!([fixed(-0.0006, 3), fixed(-10.0, 0), fixed(0.05, 2)], ["-0.001", "-10", "0.05"]);
+    }
 
     #[test]
     fn numbers_are_formatted_for_people() {

@@ -6,6 +6,7 @@ use faultless::{AnonVmaCheck, KNOBS, KnobError, Locking, Setting};
 use faultless_native::Native;
 use faultless_virtual::Virtual;
 use serde_json::{Map, Value};
+use std::mem;
 use std::str::FromStr;
 
 /// One `KNOB=VALUE` of the command line.
@@ -34,6 +35,16 @@ impl Assignment {
     /// Returns the text given by the user.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Returns the name of the knob, as given by the user.
+    pub fn knob(&self) -> &str {
+        self.text.split('=').next().unwrap_or(&self.text)
+    }
+
+    /// Returns whether `other` sets the same knob, which may have two names.
+    pub fn is_same(&self, other: &Self) -> bool {
+        mem::discriminant(&self.setting) == mem::discriminant(&other.setting)
     }
 
     /// Returns the locking policy if this assignment sets the policy.

@@ -2,6 +2,7 @@
 //! as it arrives, returns its exit status, and prints the kernel's counters in the form of
 //! `perf stat`.
 
+use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
@@ -17,11 +18,11 @@ use faultless_boot::{
     Accel, BootError, Clock, Disk, End, Limits, Machine, Nodes, Program, Run, Streams,
 };
 use faultless_workload::Kind;
-use nix::sys::signal::Signal;
 use serde_json::Map;
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
@@ -35,7 +36,7 @@ Examples:
   faultless boot --clock deterministic ./app     reproducible runs")]
 pub struct BootArgs {
     /// Set the number of CPUs
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=64_u16))]
     pub cpus: u16,
     /// Set the memory size, from 32M to less than 1T, such as 512M or 2G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
@@ -159,6 +160,7 @@ const BROKEN_PIPE: u8 = 128 + 13;
 
 /// Boots a program.
 pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
+    args.set.one_value_each(&[])?;
     let program = program(args)?;
     let own = [Some(args.program()), args.files.as_deref(), args.kernel.as_deref()];
     let inputs: Vec<_> = own.into_iter().flatten().collect();
@@ -179,7 +181,8 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
     match run.end {
         End::Exited(status) => {
             if let Some(signal) = run.report.signal {
-                say!("faultless: {program}: killed by {}", signal_name(signal));
+                let status = ExitStatus::from_raw(signal.into());
+                say!("faultless: {program}: the program ended with {status}");
             }
             json.complete()?;
             Ok(ExitCode::from(status))
@@ -194,12 +197,6 @@ pub fn run(args: &BootArgs) -> Result<ExitCode, CliError> {
         }
         _ => Err(CliError::failed(program, run.end)),
     }
-}
-
-/// `SIGSEGV`, or the number of a real-time signal.
-fn signal_name(number: u8) -> String {
-    let name = Signal::try_from(i32::from(number));
-    name.map_or_else(|_| format!("signal {number}"), |signal| signal.as_str().to_owned())
 }
 
 /// Returns the program: a file, or a bundled program.

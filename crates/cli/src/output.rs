@@ -114,15 +114,17 @@ impl Replacing {
         let mut prefix = OsString::from(".");
         prefix.push(self.name.file_name().unwrap_or_default());
         prefix.push(".");
-        tempfile::Builder::new()
-            .prefix(&prefix)
-            .permissions(Permissions::from_mode(mode))
-            .tempfile_in(dir)
-            .map_err(|error| {
-                // The error names the temporary file, which is unknown to the user.
-                let why = error.to_string();
-                CliError::failed(self.name.display(), why.split(" at path").next().unwrap_or(&why))
-            })
+        let mut file = tempfile::Builder::new();
+        let file = file.prefix(&prefix).permissions(Permissions::from_mode(mode));
+        file.tempfile_in(&dir).map_err(|error| {
+            if !dir.exists() {
+                let why = format!("the directory {} does not exist", dir.display());
+                return CliError::failed(self.name.display(), why);
+            }
+            // The error names the temporary file, which is unknown to the user.
+            let why = error.to_string();
+            CliError::failed(self.name.display(), why.split(" at path").next().unwrap_or(&why))
+        })
     }
 
     /// Moves the complete `file` to its final path.

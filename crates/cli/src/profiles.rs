@@ -6,7 +6,9 @@ use crate::report::table;
 use faultless_analysis::suggest;
 use faultless_virtual::profile::{BUNDLED, ProfileError};
 use faultless_virtual::{Profile, profile::Section};
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 #[derive(Debug, clap::Args)]
@@ -53,9 +55,27 @@ pub fn find(name: &str) -> Result<Profile, CliError> {
     if is_bundled || !file.exists() {
         return bundled(name);
     }
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| CliError::Usage(format!("--profile {name}: {error}")))?;
+    let text = read(file).map_err(|why| CliError::Usage(format!("--profile {name}: {why}")))?;
     Profile::parse(name, &text).map_err(|error| CliError::Usage(format!("--profile {error}")))
+}
+
+/// The largest profile, in bytes. The bundled profiles have some 10 KiB.
+const LARGEST: u64 = 1 << 20;
+
+/// Returns the text in `file`, or the reason why it is no profile. A device is not read, and a pipe
+/// not further than the limit, because both may have no end.
+fn read(file: &Path) -> Result<String, String> {
+    let kind = fs::metadata(file).map_err(|error| error.to_string())?.file_type();
+    if kind.is_char_device() || kind.is_block_device() {
+        return Err("a device, not a profile: specify a file".to_owned());
+    }
+    let opened = File::open(file).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    opened.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > LARGEST {
+        return Err("not a profile: larger than 1 MiB".to_owned());
+    }
+    String::from_utf8(bytes).map_err(|_| "not a profile: not text (UTF-8)".to_owned())
 }
 
 /// Returns the bundled profile of this name.

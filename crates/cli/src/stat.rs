@@ -67,6 +67,7 @@ const PAGE_TABLES: u64 = 256;
 
 /// Runs one workload.
 pub fn run(args: &StatArgs) -> Result<(), CliError> {
+    args.set.one_value_each(&[])?;
     let workload = Workload::parse(&args.workload, &args.params).map_err(Error::Parameter)?;
     if args.machine == MachineArg::Linux && args.html.html.is_some() {
         let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: use one of the two";

@@ -5,6 +5,7 @@
 //! second process. Each run has a new machine, so that no run depends on the memory state of an
 //! earlier run.
 
+use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
@@ -31,10 +32,10 @@ pub struct TextArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub size: String,
     /// Call a function of each page N times
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub passes: u64,
+    #[arg(long, value_name = "N", default_value = "10")]
+    pub passes: String,
     /// Set the number of processes that run the program, to measure shared frames
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=64))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = number(2..=64_u16))]
     pub processes: u16,
     #[command(flatten)]
     pub set: SetArgs,
@@ -74,6 +75,11 @@ fn usage(error: ParamError) -> CliError {
 
 /// Runs the workload with both settings, and compares them.
 pub fn run(args: &TextArgs) -> Result<(), CliError> {
+    args.set.one_value_each(&[])?;
+    if let Some(set) = args.set.set.iter().find(|set| set.knob() == KNOB) {
+        let why = format!("both settings of {KNOB} are compared");
+        return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
+    }
     let workload = |processes: u16| {
         let params = [
             format!("size={}", args.size),

@@ -174,9 +174,13 @@ fn try_pairs_runs_with_and_without_each_advice() {
         })
         .find(|(_, lines)| is_tried(lines, "malloc keeps memory"))
         .expect("one of five runs with kept memory");
-    for words in
-        ["| tried ", " predicted | ", "95 % interval", "too few rounds", "saved in 2 pairs of runs"]
-    {
+    for words in [
+        "| tried ",
+        " predicted | ",
+        "95 % interval",
+        "too few rounds",
+        "Savings in 2 pairs of runs",
+    ] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
     for line in lines.iter().filter(|line| line["metric"] == measured) {
@@ -208,7 +212,7 @@ fn wrong_arguments_are_explained() {
         (&["advise", "no-such-recording"], &["no-such-recording", "python"]),
         (&["advise", "python", "--", "true"], &["cannot be used with"]),
         (&["advise", "--try", "python"], &["--try", "cannot be used with"]),
-        (&["advise", "--rounds", "1", "--", "true"], &["--rounds", "2..=1000"]),
+        (&["advise", "--rounds", "1", "--", "true"], &["--rounds", "a number from 2 to 1000"]),
         (&["advise", "--rounds", "9", "--", "true"], &["required", "--try"]),
         (&["advise", "--", "/no/such/program"], &["cannot run /no/such/program: "]),
         (&["advise", not], &[not, "neither a perf.data file"]),
@@ -222,7 +226,7 @@ fn wrong_arguments_are_explained() {
     }
     let ran = faultless(&["advise", "python", "--json", "/nowhere/x.jsonl"]);
     assert_eq!(ran.out, "");
-    assert!(ran.fails(1).contains("--json /nowhere/x.jsonl: No such file"));
+    assert!(ran.fails(1).contains("--json /nowhere/x.jsonl: the directory /nowhere does"));
 }
 
 #[test]
@@ -250,6 +254,33 @@ fn interrupted_trial_prints_its_results_so_far() {
     assert_eq!(output.status.code(), Some(130), "{out}");
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
     assert!(out.contains("| tried ") && out.contains("Interrupted"), "{out}");
+}
+
+#[test]
+fn trial_interrupted_before_its_first_pair_reports_that_nothing_was_tried() {
+    let _settled = settled();
+    let dir = tempfile::tempdir().expect("a directory");
+    let recording = dir.path().join("python.fltrace");
+    fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
+    let script = format!("{FAULTS}; sleep 0.5");
+    let args = ["--try", "--rounds", "1000", "--", "sh", "-c", &script];
+    let mut advise = advise(dir.path(), &args);
+    advise.env("FIXTURE", &recording);
+    let mut child =
+        advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut printed = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let started = printed.any(|line| line.expect("text").starts_with("run 1 of 1000"));
+    assert!(started, "the command reaches the trial");
+    send(&child, Signal::SIGINT);
+    printed.for_each(drop);
+    let output = child.wait_with_output().expect("the command ends");
+    let out = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(output.status.code(), Some(130), "{out}");
+    assert!(
+        out.contains("Interrupted before the first pair") && out.contains("no setting"),
+        "{out}"
+    );
+    assert!(!out.contains("| tried "), "{out}");
 }
 
 /// The program ends at once when it is recorded. Its second run, and the child of this run, ignore

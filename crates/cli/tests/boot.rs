@@ -73,6 +73,53 @@ fn boot_falls_back_to_emulation_if_kvm_hangs_or_fails() {
     }
 }
 
+/// QEMU prints warnings first, and a line after the error.
+#[test]
+fn reason_against_kvm_is_one_line_with_the_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let kvm = "for line in 'warning: too many' 'error: no MSR' 'the end'; do\n\
+               echo \"qemu-system-x86_64: $line\" >&2; done; exit 1";
+    stand_in(dir.path(), kvm);
+    let ran = boot(dir.path(), &[]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let why = if opens() { "QEMU: no MSR:\n" } else { "/dev/kvm: " };
+    let expected = format!("emulated (tcg), as KVM does not work: {why}");
+    assert!(ran.err.contains(&expected), "no {expected:?} in {}", ran.err);
+    assert!(!ran.err.contains("too many"), "{}", ran.err);
+}
+
+/// Returns a program whose only instruction is privileged: the header, a segment, `hlt`.
+fn halting() -> Vec<u8> {
+    let (begin, size) = (0x40_0000_u64, 0x79_u64);
+    let words = |words: &[u16]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let longs = |longs: &[u64]| longs.iter().flat_map(|long| long.to_le_bytes()).collect();
+    let parts: [Vec<u8>; 7] = [
+        b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec(),
+        // An executable for x86-64, version 1.
+        words(&[2, 62, 1, 0]),
+        // The first instruction, the offsets of the segments and the sections.
+        longs(&[begin + 0x78, 0x40, 0]),
+        // Flags, sizes and numbers of the headers.
+        words(&[0, 0, 0x40, 0x38, 1, 0x40, 0, 0]),
+        // A segment to load, readable and executable: offset, addresses, sizes, alignment.
+        words(&[1, 0, 5, 0]),
+        longs(&[0, begin, begin, size, size, 0x1000]),
+        vec![0xf4],
+    ];
+    parts.concat()
+}
+
+#[test]
+fn program_ended_by_a_signal_is_reported() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("halts");
+    fs::write(&file, halting()).expect("written");
+    let ran = faultless(&["boot", "--accel", "tcg", file.to_str().expect("text")]);
+    let expected = "halts: the program ended with signal: 11 (SIGSEGV)\n";
+    assert!(ran.err.ends_with(expected), "{}", ran.err);
+    assert_eq!(ran.code, Some(128 + 11), "{}", ran.err);
+}
+
 #[test]
 fn requested_accelerator_is_not_probed() {
     let dir = tempfile::tempdir().expect("a directory");

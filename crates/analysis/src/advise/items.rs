@@ -74,7 +74,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
         let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
         let mut remarks = vec!["fewer TLB misses are not counted: random accesses may save more"];
         if !costs.folio(*order).1 {
-            remarks.push("the cost of a folio is computed: --sysfs permits to measure it");
+            remarks.push("the cost of a folio is computed: --sysfs allows the measurement");
         }
         if *order == LARGEST {
             remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
@@ -125,7 +125,7 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
         "applies to shared anonymous memory, System V segments and memfd; files on tmpfs have the mount option huge=",
     ];
     if !costs.shared_huge().1 {
-        remarks.push("the cost of a huge page is computed: --sysfs permits to measure it");
+        remarks.push("the cost of a huge page is computed: --sysfs allows the measurement");
     }
     let spared = now.faults() as f64 - all.faults() as f64;
     (spared > 0.0).then(|| Item {

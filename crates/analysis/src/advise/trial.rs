@@ -153,9 +153,9 @@ pub struct Compared<'a> {
     pub predicted: Option<f64>,
     /// The measured saving, in seconds of processor time; `None` if no pair succeeded.
     pub saving: Option<Saving>,
-    /// The change of the median elapsed time, in seconds.
+    /// The saving of the median elapsed time, in seconds; negative for a longer time.
     pub elapsed: f64,
-    /// The change of the median number of faults.
+    /// The saving of the median number of faults; negative for more faults.
     pub faults: f64,
     /// Whether the number of faults changed as predicted.
     pub moved: bool,
@@ -180,7 +180,7 @@ impl Trial<'_> {
         if saving.is_none() && self.failed == 0 {
             return None;
         }
-        let faults = self.change(|run| run.faults as f64);
+        let faults = self.saving(|run| run.faults as f64);
         let item = self.tried.item;
         let now = item.map(|before| {
             let now = predicted.iter().find(|now| now.name == before.name).unwrap_or(before);
@@ -193,18 +193,18 @@ impl Trial<'_> {
             name: self.tried.name,
             predicted: now,
             saving,
-            elapsed: self.change(|run| run.wall),
+            elapsed: self.saving(|run| run.wall),
             faults,
-            moved: !counted || item.is_none_or(|item| item.moved(-faults)),
+            moved: !counted || item.is_none_or(|item| item.moved(faults)),
             times,
             failed: self.failed,
         })
     }
 
-    /// Returns the change of the median.
-    fn change(&self, of: fn(&Run) -> f64) -> f64 {
+    /// Returns the saving of the median.
+    fn saving(&self, of: fn(&Run) -> f64) -> f64 {
         let middle = |runs: &[Run]| median(&runs.iter().map(of).collect::<Vec<_>>());
-        middle(&self.with).unwrap_or(0.0) - middle(&self.before).unwrap_or(0.0)
+        middle(&self.before).unwrap_or(0.0) - middle(&self.with).unwrap_or(0.0)
     }
 }
 
@@ -233,7 +233,7 @@ impl Compared<'_> {
             ("measured_seconds", saving.middle),
             ("processor_seconds", median(with).unwrap_or(0.0)),
             ("processor_seconds_before", median(before).unwrap_or(0.0)),
-            ("elapsed_saving_seconds", -self.elapsed),
+            ("elapsed_saving_seconds", self.elapsed),
         ] {
             seconds(metric, value)?;
         }
@@ -244,7 +244,8 @@ impl Compared<'_> {
         for (metric, runs) in [("run_seconds", with), ("run_seconds_before", before)] {
             runs.iter().try_for_each(|value| seconds(metric, *value))?;
         }
-        figures.figure(&context, "faults_change", "count", Number::Real(self.faults))
+        // The key names a change, and so the sign is that of the additional faults.
+        figures.figure(&context, "faults_change", "count", Number::Real(0.0 - self.faults))
     }
 }
 
@@ -282,6 +283,22 @@ mod tests {
         let compared = trial.compared(&[]).expect("pairs");
         assert!(compared.is_sure() && compared.failed == 7, "{compared:?}");
         assert_eq!(compared.times[0].len(), 7);
+    }
+
+    /// A positive number is a saving in every column; the key `faults_change` names a change.
+    #[test]
+    fn savings_are_positive() {
+        let good = ExitStatus::default();
+        let of = |wall, faults| Run { wall, status: good, ..run(0.0, faults) };
+        let mut trial = trial("saves");
+        (0..3).for_each(|_| trial.push(of(2.0, 500), of(1.5, 100), good));
+        let compared = trial.compared(&[]).expect("pairs");
+        assert_eq!((compared.elapsed, compared.faults), (0.5, 400.0));
+        let mut kept = Kept::default();
+        compared.figures(&mut kept, &Context::new("native", "w", 1)).expect("no output fails");
+        let of = |name: &str| kept.0.iter().find(|(metric, ..)| metric == name).map(|one| &one.2);
+        assert_eq!(of("elapsed_saving_seconds"), Some(&Number::Real(0.5)));
+        assert_eq!(of("faults_change"), Some(&Number::Real(-400.0)));
     }
 
     #[test]

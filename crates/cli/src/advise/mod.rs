@@ -8,6 +8,7 @@
 mod print;
 mod trial;
 
+use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::record::{self, exit_code};
@@ -46,7 +47,7 @@ pub struct AdviseArgs {
     #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
     /// With --try, run N pairs for each setting, one run of each pair without the setting
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(2..=1000), requires = "trial")]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = number(2..=1000_u16), requires = "trial")]
     pub rounds: u16,
     /// Permit changes of system-wide settings (sizes of huge pages) during measurements. They are
     /// restored afterwards, also if the command is killed
@@ -141,7 +142,7 @@ fn advise(
     let context = answer.context(source, &args.program, args.sysfs);
     print::print(&answer, &mut *out, style)?;
     answer.figures(json, &context)?;
-    if args.trial && !interrupt::requested() {
+    if args.trial {
         trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context))?;
     }
     Ok(())

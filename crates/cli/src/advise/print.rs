@@ -7,7 +7,7 @@ use faultless_analysis::advise::findings::Findings;
 use faultless_analysis::advise::item::{Item, Open, size};
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::time::spent;
-use faultless_analysis::number::grouped;
+use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
 /// Prints the report.
@@ -59,9 +59,9 @@ fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError>
     if sizes.len() > 1 {
         let text = |item: &&Item| {
             format!(
-                "{} {:.3} s ({})",
+                "{} {} s ({})",
                 item.name.replace("mTHP ", ""),
-                item.saving / 1e9,
+                fixed(item.saving / 1e9, 3),
                 size(item.unused)
             )
         };
@@ -166,8 +166,9 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     let census = &findings.census;
     writeln!(
         out,
-        " {} of them are the second to eighth page of a sequence.",
-        grouped(census.in_sequence)
+        " {} of them {} the second to eighth page of a sequence.",
+        grouped(census.in_sequence),
+        if census.in_sequence == 1 { "is" } else { "are" }
     )?;
     let mut kinds = vec![
         (census.zeroed, "zero a page"),
@@ -273,8 +274,8 @@ fn print_page(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
 fn cells(answer: &Answer<'_>, item: &Item) -> [String; 4] {
     [
         item.name.clone(),
-        format!("{:.3} s", item.saving / 1e9),
-        format!("{:.1} %", 100.0 * answer.share(item.saving)),
+        format!("{} s", fixed(item.saving / 1e9, 3)),
+        format!("{} %", fixed(100.0 * answer.share(item.saving), 1)),
         size(item.unused),
     ]
 }

@@ -11,6 +11,7 @@ use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::interval::FEWEST;
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::trial::{self, Compared, Trial, Tried, candidates};
+use faultless_analysis::number::{fixed, plural};
 use faultless_analysis::rates::median;
 use faultless_analysis::{Context, Error};
 use std::io::Write;
@@ -39,7 +40,11 @@ pub fn run(
         return Ok(());
     }
     // Without a plain run the user has interrupted the command.
-    let Some(plain) = answer.plain else { return Ok(()) };
+    let plain = answer.plain.filter(|_| !interrupt::requested());
+    let Some(plain) = plain else {
+        writeln!(out, "{NOT_TRIED}")?;
+        return Ok(());
+    };
     let reporting = meter.costs().reporting();
     let (trials, failure) = measured((args, plain), &tried, meter, answer);
     let predicted = answer.predict(&meter.costs());
@@ -52,10 +57,15 @@ pub fn run(
     if !results.is_empty() {
         writeln!(out, "\n{rows}\n")?;
         print_remarks(out, &trials, &results, meter.costs().page)?;
+        print_runs(out, &trials, reporting)?;
+    } else if interrupt::requested() {
+        writeln!(out, "{NOT_TRIED}")?;
     }
-    print_runs(out, &trials, reporting)?;
     failure.map_or(Ok(()), |failure| Err(failure.into()))
 }
+
+/// The end of an interrupted command without results of pairs.
+const NOT_TRIED: &str = "Interrupted before the first pair of runs: no setting was tried.";
 
 /// The heads of the table of results.
 const HEAD: [&str; 6] = ["tried", "predicted", "measured", "95 % interval", "elapsed", "faults"];
@@ -80,21 +90,21 @@ fn cells(result: &Compared<'_>) -> [String; 6] {
         0 => (*name).to_owned(),
         failed => format!("{name}, {failed} failed"),
     };
-    let predicted = predicted.map_or("-".into(), |predicted| format!("{predicted:.3} s"));
+    let predicted = predicted.map_or("-".into(), |predicted| format!("{} s", fixed(predicted, 3)));
     let Some(saving) = saving else {
         let none = || "-".to_owned();
         return [name, predicted, "failed".into(), none(), none(), none()];
     };
-    let saved = saving.middle;
+    let sure = if result.is_sure() { "" } else { "~" };
     [
         name,
         predicted,
-        format!("{}{saved:.3} s", if result.is_sure() { "" } else { "~" }),
-        saving
-            .interval
-            .map_or("too few rounds".into(), |[low, high]| format!("{low:.3} to {high:.3} s")),
-        format!("{elapsed:+.3} s"),
-        format!("{faults:.0}"),
+        format!("{sure}{} s", fixed(saving.middle, 3)),
+        saving.interval.map_or("too few rounds".into(), |[low, high]| {
+            format!("{} to {} s", fixed(low, 3), fixed(high, 3))
+        }),
+        format!("{} s", fixed(*elapsed, 3)),
+        fixed(*faults, 0),
     ]
 }
 
@@ -110,7 +120,8 @@ fn print_remarks(
     let pairs = succeeded.map(|trial| trial.with.len()).min().unwrap_or(0);
     writeln!(
         out,
-        " Seconds of processor time that are saved in {pairs} pairs of runs, with the setting and without; elapsed and faults: the change of the medians."
+        " Savings in {} of runs, with the setting and without: seconds of processor time; elapsed time and faults of the medians. Negative: the setting costs more.",
+        plural(pairs as u64, "pair")
     )?;
     writeln!(
         out,
@@ -189,8 +200,8 @@ mod tests {
             name: "malloc on THP",
             predicted: Some(0.5),
             saving,
-            elapsed: -0.1,
-            faults: -3.0,
+            elapsed: -0.0001,
+            faults: 3.0,
             moved: true,
             times: [Vec::new(), Vec::new()],
             failed,
@@ -200,6 +211,7 @@ mod tests {
         assert_eq!((&*measured, rest), ("failed", ["-", "-", "-"].map(str::to_owned)));
         let saving = Saving { middle: 0.4, interval: Some([0.3, 0.5]) };
         let some = cells(&compared(Some(saving), 1));
+        assert_eq!(some[3..], ["0.300 to 0.500 s", "0.000 s", "3"].map(str::to_owned));
         assert_eq!([&*some[0], &*some[2]], ["malloc on THP, 1 failed", "0.400 s"]);
         assert_eq!(cells(&compared(Some(saving), 0))[0], "malloc on THP");
     }

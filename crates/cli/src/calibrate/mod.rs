@@ -65,6 +65,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     };
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut out, style) = report::output(&args.json);
+    args.set.one_value_each(&[])?;
     let settings = Settings::new(&args.set.set).with_regime(regime_of_policies(&args.set.set));
 
     let checked = given.is_some() || args.check;

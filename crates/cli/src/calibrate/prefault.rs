@@ -128,11 +128,11 @@ pub fn print(
         in_sequence(costs, style),
         recorded_on(costs, style)?
     )?;
-    print_choice(out, costs)?;
-    if !fits {
-        let rests = "These figures depend on the fitted time of an instruction, and some paths could not be fitted (*): repeat the calibration while no other programs run.";
-        writeln!(out, "{}", filled(rests, style.width))?;
+    if fits {
+        return print_choice(out, costs);
     }
+    let rests = "No order is recommended: these figures depend on the fitted time of an instruction, and some paths could not be fitted (*). Repeat the calibration while no other programs run.";
+    writeln!(out, "{}", filled(rests, style.width))?;
     Ok(())
 }
 
@@ -149,6 +149,11 @@ mod tests {
         let style = Style { terminal: false, width: 100 };
         print(&mut out, &faults, (&profile, true), style).expect("writes to a vector");
         let out = String::from_utf8(out).expect("text");
+        let mut disturbed = Vec::new();
+        print(&mut disturbed, &faults, (&profile, false), style).expect("writes to a vector");
+        let disturbed = String::from_utf8(disturbed).expect("text");
+        assert!(disturbed.contains("No order is recommended"), "{disturbed}");
+        assert!(!disturbed.contains("pays"), "a conclusion from disturbed values: {disturbed}");
         for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 92.9 ×", "1/8"]
         {
             assert!(out.contains(says), "{says}: {out}");

@@ -17,10 +17,11 @@ use crate::report::perf_stat::PerfStat;
 use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, Style, columns};
 use crate::set::SetArgs;
+use faultless::Locking;
 use faultless_analysis::columns::{Column, Report, Topic};
 use faultless_analysis::number::{grouped, plural};
 use faultless_analysis::replay::{Effect, Fidelity, Replayed, Source, once, prefault};
-use faultless_analysis::settings::{Settings, policies, regime_of_policies};
+use faultless_analysis::settings::{Settings, regime_of_policies};
 use faultless_analysis::turns::Turns;
 use faultless_analysis::{Figures, Number, Observer, run};
 use faultless_native::Native;
@@ -65,6 +66,12 @@ pub struct ReplayArgs {
 
 /// Replays a recording.
 pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
+    args.set.one_value_each(&[])?;
+    let locking = args.set.set.iter().find(|set| set.locking().is_some());
+    if let Some(set) = locking.filter(|_| args.policies) {
+        let why = "--policies compares all policies of locking: use one of the two options";
+        return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
+    }
     let progress = Progress::on_terminal(3);
     progress.begin("reads the recording");
     let opened = source::open(&args.recording)?;
@@ -109,7 +116,7 @@ fn under_policies(
 ) -> Result<String, CliError> {
     let settings = Settings::new(&args.set.set);
     let regime = regime_of_policies(&args.set.set);
-    let columns: Vec<_> = policies(&args.set.set)
+    let columns: Vec<_> = Locking::ALL
         .into_iter()
         .map(|locking| {
             let settings = settings.with_locking(locking).with_regime(regime);

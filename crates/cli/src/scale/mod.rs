@@ -8,6 +8,7 @@ mod plot;
 mod print;
 mod tables;
 
+use crate::args::number;
 use crate::error::CliError;
 use crate::html::{Drawing, Html, HtmlArgs};
 use crate::interrupt;
@@ -72,7 +73,7 @@ pub struct ScaleArgs {
     /// Select a schedule: 0 delays no CPU. Any other number delays one access in 16 by up to 1 µs,
     /// at random. Use this to find wrong schedules, not for figures, which are several times lower
     /// with delays
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = number(0..=u64::MAX))]
     pub seed: u64,
     /// Print the hottest lines for each number of CPUs, not only for the largest. With --table,
     /// print the CPU time, faults and cache lines of each row
@@ -107,6 +108,7 @@ impl FromStr for Policy {
 
 /// Runs the subject on each number of CPUs under each policy.
 pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
+    args.set.one_value_each(&["locking"])?;
     let name = match (&args.subject, args.table) {
         (_, Some(which)) => return tables::run(args, which),
         (Some(name), None) => name,

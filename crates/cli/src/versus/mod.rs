@@ -15,6 +15,7 @@ mod figures;
 mod parts;
 mod prefault;
 
+use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
@@ -49,12 +50,12 @@ pub struct VersusArgs {
     pub kernel: Option<PathBuf>,
     /// Count faults and shootdowns with these numbers of CPUs
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4],
-          value_parser = clap::value_parser!(u16).range(2..=64))]
+          value_parser = number(2..=64_u16))]
     pub cpus: Vec<u16>,
     #[command(flatten)]
     pub set: SetArgs,
     /// Boot N times for each row that varies, as rows of disks do, and show the median
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number(1..=100_u16))]
     pub runs: u16,
     #[command(flatten)]
     pub json: JsonArgs,
@@ -147,6 +148,7 @@ struct Done {
 
 /// Runs the comparison.
 pub fn run(args: &VersusArgs) -> Result<(), CliError> {
+    args.set.one_value_each(&["prefault_max_order"])?;
     let mut json = Json::open(&args.json, args.kernel.as_deref().as_slice())?;
     // An unusable kernel is reported before QEMU is looked for.
     let given = args.kernel.as_deref().map(Stock::file).transpose();
@@ -247,7 +249,8 @@ fn boot_all(
     stock: &Stock,
     progress: &Progress,
 ) -> Vec<Done> {
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let all = jobs.len();
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(all);
     let queue = Mutex::new(jobs.into_iter().enumerate());
     let done = Mutex::new(Vec::new());
     let work = || {
@@ -260,11 +263,10 @@ fn boot_all(
                 Side::Linux(LinuxRun::Reduced) => "Linux with less work",
             };
             let (name, cpus) = (job.program.name, plural(job.cpus.into(), "CPU"));
+            let number = format!("boot {} of {all}, {name} on {side}, {cpus}", place + 1);
             progress.begin(&match (job.side, job.regime) {
-                (Side::Ours, regime) => {
-                    format!("{name} on {side}, {cpus}, {}", regime.name())
-                }
-                _ => format!("{name} on {side}, {cpus}"),
+                (Side::Ours, regime) => format!("{number}, prefault {}", regime.name()),
+                _ => number,
             });
             let result = boot(&job, args, stock);
             progress.advance(1);
