@@ -16,9 +16,13 @@ fn calibrate_writes_a_profile_that_scale_accepts() {
     let [json, profile] = [&json, &profile].map(|path| path.to_str().expect("text"));
     let args = ["calibrate", "--quick", "--check", "--output", profile, "--json", json];
     let out = faultless(&args).succeeds();
-    for says in ["this-machine", "measured: ", "write fault", "is taken as an exception", "pays"] {
+    for says in ["this-machine", "measured: ", "write fault", "is taken as an exception"] {
         assert!(out.contains(says), "{says}: {out}");
     }
+    // Other programs can disturb the measurement, which then permits no conclusion.
+    let is_disturbed = out.contains("could not be fitted (*)");
+    assert_eq!(out.contains("No order is recommended"), is_disturbed, "{out}");
+    assert_eq!(out.contains(" pays: "), !is_disturbed, "{out}");
     let (_, predicted) = out.split_once("the worst row first").expect("a prediction");
     let errors: Vec<f64> = predicted
         .lines()
