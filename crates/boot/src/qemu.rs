@@ -185,8 +185,8 @@ fn missing(error: io::Error) -> BootError {
     }
 }
 
-/// Returns the lines of QEMU's `output` with errors, without QEMU's name. If all lines are warnings,
-/// returns the warnings.
+/// Returns the lines of QEMU's `output` with errors, without QEMU's name. If all lines are
+/// warnings, returns the warnings.
 pub(crate) fn errors(output: &str) -> Vec<&str> {
     let text = |line| {
         let line: &str = str::trim(line);

@@ -1,6 +1,7 @@
 //! `faultless profiles`: the bundled profiles of machines, and the format of a profile.
 
 use crate::error::CliError;
+use crate::interrupt;
 use crate::report::say;
 use crate::report::table;
 use faultless_analysis::suggest;
@@ -55,7 +56,12 @@ pub fn find(name: &str) -> Result<Profile, CliError> {
     if is_bundled || !file.exists() {
         return bundled(name);
     }
-    let text = read(file).map_err(|why| CliError::Usage(format!("--profile {name}: {why}")))?;
+    let text = {
+        // Reading a pipe may block.
+        let _guard = interrupt::ends_at_once();
+        read(file)
+    };
+    let text = text.map_err(|why| CliError::Usage(format!("--profile {name}: {why}")))?;
     Profile::parse(name, &text).map_err(|error| CliError::Usage(format!("--profile {error}")))
 }
 

@@ -52,7 +52,8 @@ counters! {
     SpfVmaReplaced = "spf_vma_replaced",
     /// Speculations aborted: the VMA has no anon_vma yet (`anon_vma_check=early` only).
     SpfVmaNoanon = "spf_vma_noanon",
-    /// Speculations aborted: a kind of VMA or entry that only the locked path serves.
+    /// Speculations aborted: the page lies beyond the end of its object, must be read from its
+    /// store, or must become part of a folio.
     SpfVmaNotsup = "spf_vma_notsup",
     /// Speculations aborted: the VMA seemed to forbid the access.
     SpfVmaAccess = "spf_vma_access",
@@ -165,7 +166,7 @@ counters! {
     TablePublished = "table_published",
     /// Tables unlinked.
     TablePruned = "table_pruned",
-    /// Reverse-map anchors (anon_vma) made.
+    /// Allocated anon_vmas.
     AnonVmaPrepared = "anon_vma_prepared",
     /// Batches of pages that left read-only mappings, and whose flush was deferred.
     FlushDeferred = "flush_deferred",

@@ -32,9 +32,9 @@ pub struct Kept {
     pub copied: u64,
     /// The peak number of free and resident pages.
     pub peak_free: u64,
-    /// The peak number of resident pages that the allocator of one process has given to the program,
-    /// with the pages of its arenas for threads. Free pages are reused, so at no time are more pages
-    /// free and resident.
+    /// The peak number of resident pages that the allocator of one process has given to the
+    /// program, with the pages of its arenas for threads. Free pages are reused, so at no time are
+    /// more pages free and resident.
     pub peak_held: u64,
 }
 
