@@ -12,9 +12,6 @@ use crate::stat::StatArgs;
 use crate::text::TextArgs;
 use crate::versus::VersusArgs;
 use clap::{Parser, Subcommand};
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 /// Measure the effect of memory mechanisms on your program: page faults without a lock, prefault,
 /// pre-zeroed frames and late allocation of anon_vma, compared with the locking of Linux.
@@ -42,18 +39,6 @@ missing or unusable; 1 for other failures; 128 plus its number for a signal.
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Returns a parser of numbers in `range`. Its error names the range, for words, too.
-pub fn number<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
-where
-    T: FromStr + PartialOrd + Display + Clone,
-{
-    move |text| {
-        let number = text.parse().ok().filter(|number| range.contains(number));
-        let (least, most) = (range.start(), range.end());
-        number.ok_or_else(|| format!("expected a number from {least} to {most}"))
-    }
 }
 
 // clap fills the paragraphs of a command to the width of the terminal. It does not wrap lines of

@@ -2,9 +2,9 @@
 //! as it arrives, returns its exit status, and prints the kernel's counters in the form of
 //! `perf stat`.
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
+use crate::number::within;
 use crate::report::json::Json;
 use crate::report::perf_stat::PerfStat;
 use crate::report::{JsonArgs, say};
@@ -36,7 +36,7 @@ Examples:
   faultless boot --clock deterministic ./app     reproducible runs")]
 pub struct BootArgs {
     /// Set the number of CPUs
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=64_u16))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within(1..=64_u16))]
     pub cpus: u16,
     /// Set the memory size, from 32M to less than 1T, such as 512M or 2G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]

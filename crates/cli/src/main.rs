@@ -21,6 +21,7 @@ mod error;
 mod html;
 mod interrupt;
 mod list;
+mod number;
 mod output;
 mod profiles;
 mod record;

@@ -5,9 +5,9 @@
 //! second process. Each run has a new machine, so that no run depends on the memory state of an
 //! earlier run.
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
+use crate::number::within;
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, table};
@@ -35,7 +35,7 @@ pub struct TextArgs {
     #[arg(long, value_name = "N", default_value = "10")]
     pub passes: String,
     /// Set the number of processes that run the program, to measure shared frames
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = number(2..=64_u16))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = within(2..=64_u16))]
     pub processes: u16,
     #[command(flatten)]
     pub set: SetArgs,

@@ -8,9 +8,9 @@
 mod print;
 mod trial;
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
+use crate::number::within;
 use crate::record::{self, exit_code};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
@@ -47,7 +47,7 @@ pub struct AdviseArgs {
     #[arg(long = "try", conflicts_with = "recording")]
     pub trial: bool,
     /// With --try, run N pairs for each setting, one run of each pair without the setting
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = number(2..=1000_u16), requires = "trial")]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = within(2..=1000_u16), requires = "trial")]
     pub rounds: u16,
     /// Permit changes of system-wide settings (sizes of huge pages) during measurements. They are
     /// restored afterwards, also if the command is killed

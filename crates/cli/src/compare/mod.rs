@@ -18,10 +18,10 @@ mod summary;
 mod tiers;
 mod words;
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::html::{Html, HtmlArgs};
 use crate::interrupt;
+use crate::number::within;
 use crate::output;
 use crate::profiles;
 use crate::replay;
@@ -87,7 +87,7 @@ pub struct CompareArgs {
     pub set: SetArgs,
     /// Set the threads of each workload of --details, and of `xsbench` and `llm` on this machine
     /// [default: the host's CPUs, at most 16]
-    #[arg(long, value_name = "N", value_parser = number(1..=256_u16))]
+    #[arg(long, value_name = "N", value_parser = within(1..=256_u16))]
     pub threads: Option<u16>,
     #[command(flatten)]
     pub tiers: TierArgs,
@@ -109,7 +109,7 @@ pub struct CompareArgs {
 pub struct TierArgs {
     /// Set the number of seeds of `xsbench` and `llm`, whose means are compared [default: 3, or 1
     /// with --quick]
-    #[arg(long, value_name = "N", value_parser = number(1..=1000_u16))]
+    #[arg(long, value_name = "N", value_parser = within(1..=1000_u16))]
     pub seeds: Option<u16>,
     /// Set the ratios of fast to slow memory of `xsbench` and `llm` [default:
     /// 1:1,1:2.3,1:4,1:8,1:99]

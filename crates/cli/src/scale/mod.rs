@@ -8,10 +8,10 @@ mod plot;
 mod print;
 mod tables;
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::html::{Drawing, Html, HtmlArgs};
 use crate::interrupt;
+use crate::number::within;
 use crate::output;
 use crate::profiles;
 use crate::replay::source::{self, Input, Origin};
@@ -73,7 +73,7 @@ pub struct ScaleArgs {
     /// Select a schedule: 0 delays no CPU. Any other number delays one access in 16 by up to 1 µs,
     /// at random. Use this to find wrong schedules, not for figures, which are several times lower
     /// with delays
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = number(0..=u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = within(0..=u64::MAX))]
     pub seed: u64,
     /// Print the hottest lines for each number of CPUs, not only for the largest. With --table,
     /// print the CPU time, faults and cache lines of each row

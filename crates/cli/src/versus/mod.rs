@@ -15,9 +15,9 @@ mod figures;
 mod parts;
 mod prefault;
 
-use crate::args::number;
 use crate::error::CliError;
 use crate::interrupt;
+use crate::number::within;
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, Style, table};
@@ -50,12 +50,12 @@ pub struct VersusArgs {
     pub kernel: Option<PathBuf>,
     /// Count faults and shootdowns with these numbers of CPUs
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4],
-          value_parser = number(2..=64_u16))]
+          value_parser = within(2..=64_u16))]
     pub cpus: Vec<u16>,
     #[command(flatten)]
     pub set: SetArgs,
     /// Boot N times for each row that varies, as rows of disks do, and show the median
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number(1..=100_u16))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = within(1..=100_u16))]
     pub runs: u16,
     #[command(flatten)]
     pub json: JsonArgs,
