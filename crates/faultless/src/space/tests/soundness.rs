@@ -216,7 +216,7 @@ fn a_cpu_runs_one_space() {
         let leave = |space: &TestSpace, at: usize| unsafe { space.deactivate(&cpus[at]) };
         assert!(says("leaves", || leave(&space, 0)).contains("does not run"));
         space.activate(&cpus[0]);
-        assert!(says("runs twice", || space.activate(&cpus[0])).contains("but runs"));
+        assert!(says("runs twice", || space.activate(&cpus[0])).contains("already runs"));
         assert!(says("runs both", || other.activate(&cpus[0])).contains("but runs"));
         assert!(says("deactivates another space", || leave(&other, 0)).contains("does not run"));
         assert!(says("deactivates on another CPU", || leave(&space, 1)).contains("does not run"));
