@@ -21,9 +21,7 @@ pub fn print(host: &Host, out: &mut dyn Write, width: usize) -> Result<(), CliEr
     let least = exceptions().fold(f64::INFINITY, f64::min);
     let most = exceptions().fold(0.0, f64::max);
     let shadowed = match host.is_shadowed() {
-        true => {
-            "; shadowed page tables may explain that: Linux's faults are slower here than on hardware"
-        }
+        true => "; shadowed page tables may explain that, and slow Linux here",
         false => "",
     };
     let text = format!(
