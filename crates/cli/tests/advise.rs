@@ -229,23 +229,21 @@ fn wrong_arguments_are_explained() {
     assert!(ran.fails(1).contains("--json /nowhere/x.jsonl: the directory /nowhere does"));
 }
 
-#[test]
-fn interrupted_trial_prints_its_results_so_far() {
-    let _settled = settled();
+/// Interrupts a trial when it prints a line that starts with `begin`, and returns its output. The
+/// runs of the program take `seconds` more than their faults.
+fn interrupted_trial(begin: &str, seconds: f64) -> String {
     let dir = tempfile::tempdir().expect("a directory");
     let recording = dir.path().join("python.fltrace");
     fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
-    let script = format!("{FAULTS}; sleep 0.2");
+    let script = format!("{FAULTS}; sleep {seconds}");
     let args = ["--try", "--rounds", "1000", "--", "sh", "-c", &script];
     let mut advise = advise(dir.path(), &args);
     advise.env("FIXTURE", &recording);
     let mut child =
         advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
     let mut printed = BufReader::new(child.stderr.take().expect("piped")).lines();
-    assert!(
-        printed.any(|line| line.expect("text").starts_with("run 2 of 1000")),
-        "the command reaches the trial"
-    );
+    let reached = printed.any(|line| line.expect("text").starts_with(begin));
+    assert!(reached, "the command prints {begin:?}");
     let asked = Instant::now();
     send(&child, Signal::SIGINT);
     printed.for_each(drop);
@@ -253,34 +251,22 @@ fn interrupted_trial_prints_its_results_so_far() {
     let out = String::from_utf8(output.stdout).expect("text");
     assert_eq!(output.status.code(), Some(130), "{out}");
     assert!(asked.elapsed() < Duration::from_secs(20), "after {:?}", asked.elapsed());
+    out
+}
+
+#[test]
+fn interrupted_trial_prints_its_results_so_far() {
+    let _settled = settled();
+    let out = interrupted_trial("run 2 of 1000", 0.2);
     assert!(out.contains("| tried ") && out.contains("Interrupted"), "{out}");
 }
 
 #[test]
 fn trial_interrupted_before_its_first_pair_reports_that_nothing_was_tried() {
     let _settled = settled();
-    let dir = tempfile::tempdir().expect("a directory");
-    let recording = dir.path().join("python.fltrace");
-    fs::write(&recording, recordings::find("python").expect("bundled").bytes).expect("written");
-    let script = format!("{FAULTS}; sleep 0.5");
-    let args = ["--try", "--rounds", "1000", "--", "sh", "-c", &script];
-    let mut advise = advise(dir.path(), &args);
-    advise.env("FIXTURE", &recording);
-    let mut child =
-        advise.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
-    let mut printed = BufReader::new(child.stderr.take().expect("piped")).lines();
-    let started = printed.any(|line| line.expect("text").starts_with("run 1 of 1000"));
-    assert!(started, "the command reaches the trial");
-    send(&child, Signal::SIGINT);
-    printed.for_each(drop);
-    let output = child.wait_with_output().expect("the command ends");
-    let out = String::from_utf8(output.stdout).expect("text");
-    assert_eq!(output.status.code(), Some(130), "{out}");
-    assert!(
-        out.contains("Interrupted before the first pair") && out.contains("no setting"),
-        "{out}"
-    );
-    assert!(!out.contains("| tried "), "{out}");
+    let out = interrupted_trial("run 1 of 1000", 0.5);
+    assert!(out.contains("Interrupted before the first pair"), "{out}");
+    assert!(out.contains("no setting") && !out.contains("| tried "), "{out}");
 }
 
 /// The program ends at once when it is recorded. Its second run, and the child of this run, ignore
