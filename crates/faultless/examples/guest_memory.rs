@@ -87,7 +87,7 @@ impl Guest {
         let memory = Space::new(cpu)?;
         let backing = Backing { object: image, first: 0, may_write: true };
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        memory.mmap_object(cpu, None, PAGES * PAGE_SIZE, RWX, flags, backing)?;
+        memory.mmap_object(cpu, Some(0), PAGES * PAGE_SIZE, RWX, flags, backing)?;
         Ok(Self { memory })
     }
 
