@@ -92,13 +92,17 @@ pub enum Command {
     /// recorded order, to count the faults saved, the prefaulted pages, the unused prefaulted
     /// pages, and the growth of resident memory.
     Replay(ReplayArgs),
-    /// Record the memory operations of a program with `perf record`
+    /// Record the memory operations of a program, or of running processes, with `perf record`
     ///
-    /// Huge pages are off for the program during the recording, and fault-around too if permitted,
+    /// Huge pages are off for a program during the recording, and fault-around too if permitted,
     /// so the recording contains the first touch of every page. Faults that stay hidden are
     /// reported before the program starts. SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to `record` are
     /// forwarded to the program. The exit status is the program's, or 128 plus the number of the
     /// signal that ended the program. It is 2 if the program does not exist or cannot be executed.
+    ///
+    /// With --pid, --cgroup or --all, processes that already run are recorded, with the pages that
+    /// are resident at the start, until Ctrl-C, for --seconds, or until the recording has 1 GiB.
+    /// Huge pages and fault-around stay as they are. The recording has the portable form.
     Record(RecordArgs),
     /// Measure the cost of a program's page faults, and find Linux settings that reduce it
     ///

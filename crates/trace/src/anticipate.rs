@@ -323,6 +323,10 @@ impl Walk<'_> {
             }
             Kind::Area { start, len, prot, backing } => {
                 let range = bytes(start, len);
+                if backing == Backing::Heap {
+                    // The heap of a process that ran before the recording.
+                    self.here().areas.brk.get_or_insert(range.end);
+                }
                 for hole in self.here().areas.holes_in(range) {
                     self.map(hole, prot, backing);
                 }
@@ -334,6 +338,7 @@ impl Walk<'_> {
                     }
                 }
             }
+            Kind::Resident { start, len, .. } => self.hold(bytes(start, len)),
             Kind::Unmap { start, len } => self.unmap(bytes(start, len)),
             Kind::Protect { start, len, prot } => {
                 for (part, old) in self.here().areas.areas_in(bytes(start, len)) {
@@ -429,6 +434,19 @@ impl Walk<'_> {
             .partition(|(page, _)| to.contains(page));
         self.here().pages.extend(stay);
         self.drop_pages(cut.into_iter().map(|(_, state)| state));
+    }
+
+    /// Adds private anonymous pages that are resident at the start of the recording.
+    fn hold(&mut self, range: VirtRange) {
+        for (part, area) in self.here().areas.areas_in(range) {
+            if matches!(area.backing, Backing::Anon | Backing::Heap | Backing::Stack) {
+                for page in page_numbers(part) {
+                    let new = self.here().pages.insert(page, State::Touched).is_none();
+                    self.resident += u64::from(new);
+                }
+            }
+        }
+        self.out.peak_resident = self.out.peak_resident.max(self.resident);
     }
 
     fn fault(&mut self, address: u64, access: Access, present: bool, instruction: Option<u16>) {

@@ -169,7 +169,7 @@ impl Walk {
             }
             Op::Launch { child } => self.spaces[child as usize] = Memory::default(),
             Op::Exec => self.spaces[process] = Memory::default(),
-            Op::Advise { .. } | Op::SpawnThread { .. } | Op::Exit => {}
+            Op::Advise { .. } | Op::Populate { .. } | Op::SpawnThread { .. } | Op::Exit => {}
         }
     }
 

@@ -242,6 +242,23 @@ impl Memory {
         }
     }
 
+    /// Handles pages that are resident at the start of the recording.
+    fn hold(&mut self, range: VirtRange) {
+        for (part, area) in self.areas.areas_in(range) {
+            let pages = part.start / PAGE_SIZE..part.end / PAGE_SIZE;
+            match area.backing {
+                Backing::SharedAnon => {
+                    let mut shared = self.shared.borrow_mut();
+                    pages.for_each(|page| _ = shared.insert(page));
+                }
+                Backing::Anon | Backing::Heap | Backing::Stack => {
+                    pages.for_each(|page| _ = self.pages.touch(page));
+                }
+                Backing::File | Backing::SharedFile | Backing::Special => {}
+            }
+        }
+    }
+
     /// Handles a new mapping, or the removal of the mapping, in `range`.
     fn forget(&mut self, range: Range<u64>) {
         if !range.is_empty() {
@@ -312,7 +329,12 @@ impl Walk {
             }
             Kind::Area { start, len, prot, backing } => {
                 memory.areas.insert(VirtRange::new(start, start + len), area(prot, backing));
+                if backing == Backing::Heap {
+                    // The heap of a process that ran before the recording.
+                    memory.areas.brk.get_or_insert(start + len);
+                }
             }
+            Kind::Resident { start, len, .. } => memory.hold(VirtRange::new(start, start + len)),
             Kind::Unmap { start, len } => {
                 self.give_back(process, start, len, State::Returned);
                 let memory = &mut self.memories[process];
@@ -577,6 +599,26 @@ mod tests {
             fault(2, w),
         ]);
         assert_eq!((got.zeroed, got.discarded, got.returned), (5, 1, 1));
+    }
+
+    #[test]
+    fn pages_resident_at_the_start_are_known() {
+        let w = Access::Write;
+        let area = |backing| Kind::Area {
+            start: START,
+            len: 8 * PAGE_SIZE,
+            prot: crate::event::Prot::READ | crate::event::Prot::WRITE,
+            backing,
+        };
+        let resident = Kind::Resident { start: START, len: 4 * PAGE_SIZE, written: true };
+        let forget = Kind::Advise { start: START, len: 8 * PAGE_SIZE, advice: MADV_DONTNEED };
+        let private = [area(Backing::Anon), resident, forget, fault(3, w), fault(4, w)];
+        let got = census(&private);
+        assert_eq!((got.zeroed, got.discarded), (2, 1));
+        // A process that maps a page of shared memory allocates the page only once.
+        let shared = [area(Backing::SharedAnon), resident, fault(3, w), fault(4, w)];
+        let got = census(&shared);
+        assert_eq!((got.shared, got.file), (1, 1));
     }
 
     #[test]

@@ -12,9 +12,11 @@ use std::path::Path;
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
 /// The written version. Earlier versions can be read, too.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
+/// The first version with resident pages.
+const WITH_RESIDENT: u32 = 3;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -220,7 +222,9 @@ impl Writer {
                 self.range(*last, start, len);
                 self.out.push(backing as u8);
             }
-            Kind::Unmap { start, len } | Kind::Protect { start, len, .. } => {
+            Kind::Unmap { start, len }
+            | Kind::Protect { start, len, .. }
+            | Kind::Resident { start, len, .. } => {
                 self.range(*last, start, len);
             }
             Kind::Remap { old, old_len, new, new_len, flags } => {
@@ -256,6 +260,7 @@ fn code_of(kind: &Kind) -> (u8, u8) {
         Kind::Spawn { birth, .. } => (9, birth as u8),
         Kind::Exec => (10, 0),
         Kind::Exit => (11, 0),
+        Kind::Resident { written, .. } => (12, u8::from(written)),
     }
 }
 
@@ -424,6 +429,9 @@ impl Reader<'_> {
                     birth: birth.ok_or("an unknown kind of birth")?,
                     child: self.small()?,
                 }
+            }
+            12 if self.version >= WITH_RESIDENT && extra <= 1 => {
+                Kind::Resident { start: self.page(from)?, len: self.pages()?, written: extra == 1 }
             }
             _ if extra != 0 => return Err(format!("event code {code} has no extra bits")),
             4 => Kind::Unmap { start: self.page(from)?, len: self.pages()? },

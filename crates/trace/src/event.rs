@@ -15,6 +15,8 @@ use std::fmt;
 pub const MAX_EVENTS: usize = 16 << 20;
 /// The most threads in a recording.
 pub const MAX_THREADS: usize = 1 << 16;
+/// The most pages that are resident when a recording begins: 128 GiB.
+pub const MAX_RESIDENT: u64 = 32 << 20;
 /// The most areas to which copies of address spaces (`fork`) may add up in one recording.
 pub const MAX_AREAS: usize = 4 << 20;
 
@@ -112,6 +114,32 @@ pub enum Backing {
     Special,
 }
 
+impl Backing {
+    /// Returns the backing of an area that the kernel reports under the name `name`.
+    pub(crate) fn named(name: &[u8], shared: bool) -> Self {
+        match name {
+            b"[heap]" => Self::Heap,
+            b"[stack]" => Self::Stack,
+            b"//anon" | b"" => Self::Anon,
+            // Shared anonymous memory, System V's segments, and memfd.
+            _ if [&b"/dev/zero"[..], b"/SYSV", b"/memfd:"]
+                .iter()
+                .any(|it| name.starts_with(it)) =>
+            {
+                if shared {
+                    Self::SharedAnon
+                } else {
+                    Self::Anon
+                }
+            }
+            _ if name.starts_with(b"[anon") => Self::Anon,
+            [b'[', ..] => Self::Special,
+            _ if shared => Self::SharedFile,
+            _ => Self::File,
+        }
+    }
+}
+
 /// The way in which a thread was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Birth {
@@ -165,6 +193,16 @@ pub enum Kind {
         prot: Prot,
         /// The memory behind the area.
         backing: Backing,
+    },
+    /// Pages that were resident when the recording began.
+    Resident {
+        /// First byte.
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// The process has stored to the pages: they are anonymous pages of this process alone.
+        /// Pages of files, pages shared with other processes and the zero page are not.
+        written: bool,
     },
     /// `munmap`.
     Unmap {
@@ -337,7 +375,7 @@ impl Trace {
             return Err((None, "a thread or process names a process that does not exist".into()));
         }
         let mut seen = vec![Seen::Never; self.threads.len()];
-        let mut now = 0;
+        let (mut now, mut resident) = (0, 0u64);
         for (number, event) in self.events.iter().enumerate() {
             let wrong = |reason: &str| Err((Some(number as u64), reason.to_owned()));
             let Some(state) = seen.get_mut(event.thread as usize) else {
@@ -375,6 +413,12 @@ impl Trace {
             if !event.kind.is_well_formed() {
                 return wrong("a range is not aligned, is empty or wraps");
             }
+            if let Kind::Resident { len, .. } = event.kind {
+                resident = resident.saturating_add(len / PAGE_SIZE);
+                if resident > MAX_RESIDENT {
+                    return wrong("more resident pages than the limit of a recording");
+                }
+            }
         }
         Ok(())
     }
@@ -405,6 +449,7 @@ impl Trace {
                 }
                 Kind::Map { .. } => summary.maps += 1,
                 Kind::Area { .. } => summary.areas += 1,
+                Kind::Resident { len, .. } => summary.resident_pages += (len / PAGE_SIZE) as usize,
                 Kind::Unmap { .. } => summary.unmaps += 1,
                 Kind::Remap { .. } => summary.remaps += 1,
                 Kind::Protect { .. } => summary.protects += 1,
@@ -510,6 +555,7 @@ impl Kind {
             Self::Fault { page, .. } => page.is_multiple_of(PAGE_SIZE),
             Self::Map { start, len, .. }
             | Self::Area { start, len, .. }
+            | Self::Resident { start, len, .. }
             | Self::Unmap { start, len }
             | Self::Protect { start, len, .. }
             | Self::Advise { start, len, .. } => fits(start, len),
@@ -546,6 +592,8 @@ pub struct Summary {
     pub distinct_pages: usize,
     /// Faults on an absent page of private anonymous memory, heap or stack.
     pub anon_first_touches: usize,
+    /// Pages that were resident when the recording began, counted per process.
+    pub resident_pages: usize,
     pub maps: usize,
     /// Mapping records outside any recorded call.
     pub areas: usize,
@@ -595,6 +643,9 @@ impl fmt::Display for Summary {
             of(Recorded::BRK, self.brks),
             self.execs,
         )?;
+        if self.resident_pages > 0 {
+            write!(f, "; {} pages resident at the start", self.resident_pages)?;
+        }
         let counted = Recorded::all() - Recorded::AREAS - Recorded::CLONE_FLAGS;
         if self.recorded.contains(counted) { Ok(()) } else { f.write_str(" (-: not recorded)") }
     }
@@ -603,6 +654,21 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resident_pages_are_counted_and_limited() {
+        let resident = |pages: u64| Kind::Resident {
+            start: PAGE_SIZE,
+            len: pages * PAGE_SIZE,
+            written: false,
+        };
+        let trace = Trace::of_one_thread([resident(3), resident(MAX_RESIDENT - 3)]);
+        trace.check().unwrap();
+        assert_eq!(trace.summary().resident_pages as u64, MAX_RESIDENT);
+        assert!(trace.summary().to_string().contains("33554432 pages resident at the start"));
+        let trace = Trace::of_one_thread([resident(4), resident(MAX_RESIDENT - 3)]);
+        assert_eq!(trace.check().unwrap_err().0, Some(1));
+    }
 
     #[test]
     fn unserved_fault_is_detected_by_the_next_fault() {

@@ -133,12 +133,26 @@ impl Heap {
                 self.idle =
                     if end < before { self.idle + moved } else { self.idle.saturating_sub(moved) };
             }
+            // The heap of a process that ran before the recording.
+            Kind::Area { start, len, backing: Backing::Heap, .. } if self.brk.is_none() => {
+                self.base = Some(start / PAGE_SIZE);
+                self.brk = Some((start + len) / PAGE_SIZE);
+            }
+            Kind::Resident { start, len, .. } => self.hold(start / PAGE_SIZE, len / PAGE_SIZE),
             Kind::Fault { page, present: false, .. } => self.fault(page / PAGE_SIZE, out),
             _ => {}
         }
         out.peak_free = out.peak_free.max(self.idle);
         let held = self.total.saturating_sub(self.idle) + self.arena_pages;
         out.peak_held = out.peak_held.max(held);
+    }
+
+    /// Adds pages of the heap that are resident at the start of the recording.
+    fn hold(&mut self, page: u64, pages: u64) {
+        let (base, end) = (self.base.unwrap_or(0), self.brk.unwrap_or(0));
+        for page in page.max(base)..(page + pages).min(end) {
+            self.total += u64::from(self.touched.insert(page));
+        }
     }
 
     fn fault(&mut self, page: u64, out: &mut Kept) {
@@ -348,6 +362,18 @@ mod tests {
         events.extend(touch(8, 8));
         let got = with(&events);
         assert_eq!((got.saved, got.peak_free), (8, 24));
+    }
+
+    #[test]
+    fn heap_from_before_the_recording_is_held() {
+        let prot = Prot::READ | Prot::WRITE;
+        let heap = Kind::Area { start: START, len: 8 * PAGE_SIZE, prot, backing: Backing::Heap };
+        let resident = Kind::Resident { start: START, len: 6 * PAGE_SIZE, written: true };
+        let brk = |pages: u64| Kind::Brk { end: START + pages * PAGE_SIZE };
+        let touch = Kind::first(START + 5 * PAGE_SIZE, Access::Write);
+        let got = with(&[heap, resident, brk(4), brk(8), touch]);
+        // Two pages are freed, and one of them is used again.
+        assert_eq!((got.saved, got.peak_free, got.peak_held), (1, 2, 6));
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub mod plan;
 pub mod record;
 pub mod recordings;
 pub mod reserve;
+pub mod resident;
 mod zstd;
 
 use lackey::Addresses;

@@ -12,11 +12,13 @@
 //!   touches of file pages.
 
 mod huge;
+mod live;
 mod probe;
 mod program;
 mod signals;
 mod survivors;
 
+pub use live::{Live, Progress, Subject, Usage};
 pub use program::find as find_program;
 pub use signals::Signals;
 
@@ -79,6 +81,8 @@ pub enum RecordError {
     Perf(ExitStatus, String),
     /// The recording has no fault, which is impossible for a program that ran.
     NoFaults(PathBuf),
+    /// The running processes cannot be recorded: the subject, the reason and the remedy.
+    Subject(String, String),
 }
 
 impl fmt::Display for RecordError {
@@ -92,6 +96,7 @@ impl fmt::Display for RecordError {
             Self::Perf(status, why) => {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
+            Self::Subject(subject, why) => write!(f, "{subject}: {why}"),
             Self::NoFaults(program) if program::changes_user(program) => write!(
                 f,
                 "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \
@@ -224,6 +229,15 @@ impl Setup {
 
     /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
     pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
+        let mut args = self.common(output);
+        args.extend(self.events().into_iter().flatten());
+        args.push("--".into());
+        args.extend_from_slice(command);
+        args
+    }
+
+    /// Returns the arguments of every recording, without the events.
+    fn common(&self, output: &Path) -> Vec<OsString> {
         // Disables perf's cache of programs, which would keep unused copies in the home directory.
         let mut args: Vec<OsString> =
             ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
@@ -231,7 +245,14 @@ impl Setup {
         if self.privileged {
             args.extend(["-m", BUFFER_PAGES].map(Into::into));
         }
-        let mut event = |name: &str| args.extend(["-e", name].map(Into::into));
+        args.extend(["-o".into(), output.into()]);
+        args
+    }
+
+    /// Returns the arguments for each event.
+    fn events(&self) -> Vec<Vec<OsString>> {
+        let mut events = Vec::new();
+        let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
         match self.extent {
             Extent::UserFaultsOnly => event("page-faults:u"),
             Extent::FaultsOnly => event("page-faults"),
@@ -241,7 +262,8 @@ impl Setup {
                 event("task:task_newtask");
                 if self.raw_syscalls {
                     for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
-                        args.extend(["-e", event, "--filter", RAW_FILTER].map(Into::into));
+                        let filtered = ["-e", event, "--filter", RAW_FILTER];
+                        events.push(filtered.map(OsString::from).to_vec());
                     }
                 } else {
                     for call in CALLS {
@@ -251,9 +273,7 @@ impl Setup {
                 }
             }
         }
-        args.extend(["-o".into(), output.into(), "--".into()]);
-        args.extend_from_slice(command);
-        args
+        events
     }
 
     /// Runs `command`, records it into the new file `output` and reads the recording back. Before
@@ -481,7 +501,8 @@ mod tests {
         let args = setup.arguments(Path::new("out"), &["a".into(), "-b".into()]);
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
         assert!(args.contains(&"-N".into()), "no copies of programs are kept");
-        assert_eq!(args[args.len() - 4..], ["out", "--", "a", "-b"]);
+        assert!(args.windows(2).any(|pair| pair == ["-o", "out"]));
+        assert_eq!(args[args.len() - 3..], ["--", "a", "-b"]);
         fs::remove_dir_all(dir).unwrap();
     }
 

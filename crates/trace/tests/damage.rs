@@ -188,8 +188,35 @@ fn instruction_offset_is_checked_and_needs_version_2() {
         (2, one_fault(with, &[0x81, 0x20]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
         (2, one_fault(without, &[1]), "bytes follow the last event"),
-        (3, one_fault(with, &[1]), "version 3; this reads versions 1 to 2"),
-        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 2"),
+        (4, one_fault(with, &[1]), "version 4; this reads versions 1 to 3"),
+        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 3"),
+    ] {
+        let error = read(version, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn resident_pages_are_checked_and_need_version_3() {
+    use faultless_trace::Kind;
+    let event = |extra: u8, pages: &[u8]| {
+        let mut body = one_fault(1, pages);
+        let tag = body.len() - pages.len() - 3;
+        body[tag] = 12 | extra << 5;
+        body
+    };
+    let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
+    for (extra, written) in [(0, false), (1, true)] {
+        let trace = read(3, &event(extra, &[5])).unwrap();
+        let resident = Kind::Resident { start: 4096, len: 5 * 4096, written };
+        assert_eq!(trace.events[0].kind, resident);
+    }
+    for (version, body, why) in [
+        (2, event(0, &[5]), "unknown event code 12"),
+        (2, event(1, &[5]), "event code 12 has no extra bits"),
+        (3, event(2, &[5]), "event code 12 has no extra bits"),
+        (3, event(0, &[0]), "a range is not aligned, is empty or wraps"),
+        (3, event(0, &[0x81, 0x80, 0x80, 0x10]), "more resident pages than the limit"),
     ] {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -49,6 +49,9 @@ fn kind() -> impl Strategy<Value = Kind> {
         1 => (range(), prot(), backing()).prop_map(
             |((start, len), prot, backing)| Kind::Area { start, len, prot, backing }
         ),
+        1 => (range(), any::<bool>()).prop_map(
+            |((start, len), written)| Kind::Resident { start, len, written }
+        ),
         2 => range().prop_map(|(start, len)| Kind::Unmap { start, len }),
         2 => (range(), prot()).prop_map(|((start, len), prot)| Kind::Protect { start, len, prot }),
         1 => (range(), 0..30u32)
@@ -144,7 +147,8 @@ fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Op
             Op::Map { range, .. }
             | Op::Unmap { range }
             | Op::Protect { range, .. }
-            | Op::Advise { range, .. } => change(range.start, range.end),
+            | Op::Advise { range, .. }
+            | Op::Populate { range, .. } => change(range.start, range.end),
             Op::Remap { old, new, .. } => {
                 change(old.start, old.end);
                 change(new.start, new.end);

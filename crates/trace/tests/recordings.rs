@@ -129,6 +129,11 @@ impl Space {
                 self.take(new.min(old), old);
             }
             Op::Touch { page, access, .. } => self.touch(page, access)?,
+            Op::Populate { range, write } => {
+                let access = if write { Access::Write } else { Access::Read };
+                let mut pages = (range.start..range.end).step_by(4096);
+                pages.try_for_each(|page| self.touch(page, access))?;
+            }
             Op::Exec => *self = Self::default(),
             Op::Fork { .. } | Op::Launch { .. } | Op::SpawnThread { .. } | Op::Exit => {}
         }

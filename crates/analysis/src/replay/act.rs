@@ -162,6 +162,10 @@ pub fn act<G: Guest>(cpu: &G, op: &Op, departures: &Departures) -> Result<(), G:
                 cpu.madvise(range, Advice::Random)?;
             }
         }
+        Op::Populate { range, write } => {
+            let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
+            cpu.madvise(range, advice)?;
+        }
         Op::Unmap { range } => cpu.munmap(range)?,
         Op::Protect { range, prot } => cpu.mprotect(range, permission(prot))?,
         Op::Remap { old, new, keep_old } => {

@@ -4,6 +4,9 @@
 //! A recorded process is a process of the machine, from the operation that creates it to its last
 //! thread's exit. A thread releases its CPU while it waits.
 //!
+//! The mappings and resident pages of processes that ran before the recording are restored one
+//! process after the other, before anything is measured.
+//!
 //! Every touch must succeed. A signal means that the plan or the subsystem is wrong, and ends the
 //! replay with an error that names the operation.
 
@@ -15,6 +18,7 @@ use faultless_native::{Native, NativeCpu, Process, Stop};
 use faultless_trace::bound::{Done, Took};
 use faultless_trace::plan::{At, Op, Plan, Thread};
 use nix::sys::resource::{UsageWho, getrusage};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,10 +113,11 @@ fn run(
         operations: AtomicU64::new(0),
         departures: Departures::default(),
     };
+    let spaces = replay.restore();
     let before = native.vm().totals();
     let (user, system) = processor_time();
     let began = Instant::now();
-    std::thread::scope(|scope| replay.begin(scope));
+    std::thread::scope(|scope| replay.begin(scope, spaces));
     let wall = began.elapsed().as_secs_f64();
     let (user_after, system_after) = processor_time();
     if let Some(error) = replay.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -240,25 +245,66 @@ impl<'r> Replay<'r> {
         self.failed.load(Ordering::Relaxed) || (self.interrupted)()
     }
 
-    /// Starts the initial threads, which start the others.
-    fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>)
+    /// Returns the initial threads of each process.
+    fn initial(&self, process: usize) -> impl Iterator<Item = u32> {
+        let threads = &self.plan.processes()[process].threads;
+        threads.iter().copied().filter(|thread| self.thread(*thread).start.is_none())
+    }
+
+    /// Creates the initial processes, with their state from before the recording. The place of each
+    /// is its number.
+    fn restore(&self) -> Vec<Option<Arc<Process<'r>>>> {
+        let create = |process: usize| {
+            let first = self.initial(process).next()?;
+            match self.native.process() {
+                Ok(space) => {
+                    self.initial(process).for_each(|thread| self.restore_as(thread, &space));
+                    Some(Arc::new(space))
+                }
+                Err(error) => {
+                    self.fail(first, 0, error);
+                    None
+                }
+            }
+        };
+        (0..self.plan.processes().len()).map(create).collect()
+    }
+
+    /// Executes the operations of the thread `number` that restore the state of its `process`.
+    fn restore_as(&self, number: u32, process: &Process<'r>) {
+        let thread = self.thread(number);
+        if thread.restoring() == 0 {
+            return;
+        }
+        let at = Cell::new(0);
+        let restored = process.run(|cpu| {
+            for op in &thread.ops[..thread.restoring() as usize] {
+                if self.stopped() {
+                    break;
+                }
+                act(&*cpu, op, &self.departures)?;
+                if let Some(gauge) = self.gauge {
+                    gauge.look(number, thread.process, cpu, op);
+                }
+                at.set(at.get() + 1);
+            }
+            Ok(())
+        });
+        match restored {
+            Ok(()) if at.get() > 0 => self.gates[number as usize].publish(at.get() - 1),
+            Ok(()) => {}
+            Err(stop) => self.fail(number, at.get(), stop),
+        }
+    }
+
+    /// Starts the initial threads in `spaces`, which start the others.
+    fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>, spaces: Vec<Option<Arc<Process<'r>>>>)
     where
         'r: 's,
     {
-        for process in self.plan.processes() {
-            let threads = &process.threads;
-            let mut first =
-                threads.iter().filter(|thread| self.thread(**thread).start.is_none()).peekable();
-            if first.peek().is_none() {
-                continue;
-            }
-            match self.native.process() {
-                Ok(space) => {
-                    let space = Arc::new(space);
-                    first.for_each(|thread| self.start(scope, *thread, Arc::clone(&space)));
-                }
-                Err(error) => self.fail(threads[0], 0, error),
-            }
+        for (process, space) in spaces.into_iter().enumerate() {
+            let Some(space) = space else { continue };
+            self.initial(process).for_each(|thread| self.start(scope, thread, Arc::clone(&space)));
         }
     }
 
@@ -294,14 +340,16 @@ impl<'r> Replay<'r> {
         'r: 's,
     {
         let gate = &self.gates[number as usize];
-        let mut awaited = gate.awaited().iter().copied().peekable();
+        let restoring = self.thread(number).restoring();
+        let awaited = gate.awaited().iter().copied();
+        let mut awaited = awaited.skip_while(|op| *op < restoring).peekable();
         let mut complete = |op: u32| {
             if awaited.next_if_eq(&op).is_some() {
                 gate.publish(op);
             }
         };
         let streams = ThreadStreams::new();
-        let mut steps = (0u32..).zip(self.thread(number).steps());
+        let mut steps = (0u32..).zip(self.thread(number).steps()).skip(restoring as usize);
         let mut current = steps.next();
         loop {
             let paused = process.run_as(&streams, |cpu| {
@@ -446,17 +494,20 @@ mod tests {
 
     /// Creates a plan of these `(thread, kind)` events, by threads of these processes.
     fn plan(processes: &[u32], events: &[(u32, Kind)]) -> Plan {
+        Plan::new(&source(processes, events)).unwrap()
+    }
+
+    fn source(processes: &[u32], events: &[(u32, Kind)]) -> Trace {
         let count = processes.iter().max().map_or(0, |last| last + 1);
         let thread = |&process| ThreadInfo { process, name: "t".into() };
         let event =
             |(time_us, &(thread, kind)): (u64, &(u32, Kind))| Event { time_us, thread, kind };
-        let trace = Trace {
+        Trace {
             header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
             processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
             threads: processes.iter().map(thread).collect(),
             events: (0..).zip(events).map(event).collect(),
-        };
-        Plan::new(&trace).unwrap()
+        }
     }
 
     const fn fault(page: u64, access: Traced) -> Kind {
@@ -584,6 +635,63 @@ mod tests {
             assert_eq!((replayed.sample.faults + mapped, most - wasted), (most, 20), "{backing:?}");
             native.audit(&[]).unwrap();
         }
+    }
+
+    /// Pages from before the recording are restored before the measurement, and cause no fault.
+    #[test]
+    fn resident_pages_are_restored_without_faults() {
+        const AT: u64 = 0x10_0000;
+        let area = |start, backing| {
+            let prot = TracedProt::READ | TracedProt::WRITE;
+            (0, Kind::Area { start, len: 64 << 12, prot, backing })
+        };
+        let resident = |page: u64, pages: u64, written| {
+            let start = AT + page * 4096;
+            (0, Kind::Resident { start, len: pages << 12, written })
+        };
+        let store = |page: u64| fault(AT + page * 4096, Traced::Write);
+        let events = [
+            area(AT, Backing::Anon),
+            area(AT + (1 << 20), Backing::Heap),
+            resident(0, 8, true),
+            resident(8, 4, false),
+            resident(256, 2, true),
+            (0, store(3)),
+            (1, store(9)),
+            (0, store(20)),
+            (0, Kind::Brk { end: AT + (1 << 20) + (32 << 12) }),
+            (0, Kind::Exit),
+            (1, Kind::Exit),
+        ];
+        let plan = plan(&[0, 0], &events);
+        // A mapping, the two breaks of the heap, and three ranges.
+        assert_eq!(plan.threads()[0].restoring(), 6);
+        for gauged in [false, true] {
+            let native = native(2, 8 << 20);
+            let replayed = if gauged {
+                let in_turn = Plan::in_turn(&source(&[0, 0], &events)).unwrap();
+                let gauged = replay_gauged(&native, &in_turn, never).unwrap();
+                // The zero page does not count.
+                assert_eq!((gauged.resident[5], gauged.peak), (10, 12));
+                gauged.replayed
+            } else {
+                replay(&native, &plan, never).unwrap()
+            };
+            assert!(replayed.complete);
+            let count = |counter| replayed.sample.counter(counter).unwrap();
+            // The store to the zero page, and the store to an absent page.
+            assert_eq!(replayed.sample.faults, 2);
+            assert_eq!((count(Counter::CowCopy), count(Counter::ZeroPage)), (1, 0));
+            native.audit(&[]).unwrap();
+        }
+        let profile = faultless_virtual::Profile::bundled("two-socket").unwrap();
+        let config =
+            faultless_virtual::Config { cpus: 2, memory_bytes: 64 << 20, slow_bytes: 0, seed: 0 };
+        let system = faultless_virtual::Virtual::new(&profile, config).unwrap();
+        system.set("prefault_max_order=0").unwrap();
+        let sample = super::super::simulated::replay(&system, &plan).unwrap();
+        assert_eq!((sample.faults, sample.counter(Counter::CowCopy)), (2, Some(1)));
+        system.audit(&[]).unwrap();
     }
 
     #[test]

@@ -17,8 +17,9 @@ const LOOKS: u32 = 64;
 /// Picoseconds in a second.
 const SECOND: f64 = 1e12;
 
-/// Replays `plan` on an unused machine, with a CPU for each thread. The counts include the whole
-/// replay.
+/// Replays `plan` on an unused machine, with a CPU for each thread. The state of processes from
+/// before the recording is restored first, by one CPU. The counts include the whole replay after
+/// that.
 ///
 /// # Errors
 /// The first operation that failed.
@@ -39,18 +40,27 @@ pub fn replay(system: &Virtual, plan: &Plan) -> Result<Sample, ReplayError> {
         let space = Rc::new(space);
         first.iter().for_each(|thread| replay.begin(*thread, Rc::clone(&space)));
     }
+    let restores = plan.threads().iter().any(|thread| thread.restoring() > 0);
+    let begun =
+        if restores { system.run_idle(1, |cpu, _| replay.restore(cpu)).remove(0) } else { 0 };
+    let counted = system.counters();
     let ends = system.run_idle(threads, |cpu, thread| replay.thread(cpu, thread as u32));
     if let Some(error) = replay.failure.into_inner() {
         return Err(error);
     }
-    let counters = system.counters();
+    let counters: Vec<_> = system
+        .counters()
+        .into_iter()
+        .zip(counted)
+        .map(|((name, count), (_, before))| (name, count - before))
+        .collect();
     let faults = counters.iter().find(|(name, _)| *name == faultless::Counter::Faults.name());
     let Accounts { spent, .. } = system.accounts();
     let user = spent[Spent::Program as usize];
     Ok(Sample {
         operations: plan.op_count() as u64,
         faults: faults.map_or(0, |(_, count)| *count),
-        wall: ends.into_iter().max().unwrap_or(0) as f64 / SECOND,
+        wall: ends.into_iter().max().unwrap_or(0).saturating_sub(begun) as f64 / SECOND,
         user: user as f64 / SECOND,
         system: (spent.iter().sum::<u64>() - user) as f64 / SECOND,
         counters,
@@ -86,6 +96,28 @@ impl Replay<'_> {
         }
     }
 
+    /// Restores the state of each process from before the recording. Returns the time of the end.
+    fn restore(&self, cpu: &Idle<'_>) -> u64 {
+        for (number, thread) in (0..).zip(self.plan.threads()) {
+            let begun = self.begun[number as usize].borrow().clone();
+            let (Some(process), 1..) = (begun, thread.restoring()) else { continue };
+            let done = &self.done[number as usize];
+            let restored = cpu.run_as(&process, &ThreadStreams::new(), |cpu| {
+                cpu.set_aside(true);
+                for op in &thread.ops[..thread.restoring() as usize] {
+                    act(cpu, op, &self.departures)?;
+                    done.set(done.get() + 1);
+                }
+                cpu.set_aside(false);
+                Ok(())
+            });
+            if let Err(stop) = restored {
+                self.failure.replace(Some(self.error(number, done.get(), stop)));
+            }
+        }
+        cpu.now()
+    }
+
     fn passed(&self, on: At) -> bool {
         self.done[on.thread as usize].get() > on.op
     }
@@ -105,7 +137,8 @@ impl Replay<'_> {
         let Some(mut process) = wait(cpu, || self.failed(), begun) else { return 0 };
         let done = &self.done[number as usize];
         let streams = ThreadStreams::new();
-        let mut steps = self.plan.threads()[number as usize].steps();
+        let steps = self.plan.threads()[number as usize].steps();
+        let mut steps = steps.skip(done.get() as usize);
         let mut current = steps.next();
         loop {
             let paused = cpu.run_as(&process, &streams, |cpu| {

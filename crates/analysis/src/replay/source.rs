@@ -68,15 +68,17 @@ impl Source {
         ))
     }
 
-    /// Returns the bytes of memory for the replay: each touched or populated page once, doubled for
-    /// tables and deferred frees.
+    /// Returns the bytes of memory for the replay: each page once that is touched, populated or
+    /// resident at the start, doubled for tables and deferred frees.
     pub fn memory(&self) -> u64 {
         let mut pages = self.trace.summary().distinct_pages as u64;
         for event in &self.trace.events {
-            if let Kind::Map { len, flags, .. } = event.kind
-                && flags & MAP_POPULATE != 0
-            {
-                pages += len / PAGE_SIZE;
+            match event.kind {
+                Kind::Map { len, flags, .. } if flags & MAP_POPULATE != 0 => {
+                    pages += len / PAGE_SIZE;
+                }
+                Kind::Resident { len, .. } => pages += len / PAGE_SIZE,
+                _ => {}
             }
         }
         pages * 2 * PAGE_SIZE + (64 << 20)

@@ -17,8 +17,8 @@
 //! provides the backing of the area, and the call provides all other data. Within another recorded
 //! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
-use super::format;
 use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
+use super::{Running, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
     Recorded, ThreadInfo, Trace,
@@ -51,7 +51,11 @@ struct Pending {
     backing: Option<Backing>,
 }
 
-pub(super) struct Import {
+pub(super) struct Import<'a> {
+    /// The processes that ran before the recording, if the recorder has examined them.
+    running: Option<Running<'a>>,
+    /// The number of each process from the start of the recording.
+    first: Vec<(i32, u32)>,
     header: Header,
     roles: Vec<Role>,
     /// The calls with recorded exits.
@@ -80,8 +84,8 @@ pub(super) struct Import {
     guests: u64,
 }
 
-impl Import {
-    pub fn new(file: &PerfFile) -> Result<Self, String> {
+impl<'a> Import<'a> {
+    pub fn new(file: &PerfFile, running: Option<Running<'a>>) -> Result<Self, String> {
         let text = |value: Result<Option<&str>, _>| value.ok().flatten().unwrap_or("").to_owned();
         let arch = text(file.arch());
         if !matches!(arch.as_str(), "" | "x86_64") {
@@ -120,6 +124,8 @@ impl Import {
             ..Header::default()
         };
         Ok(Self {
+            running,
+            first: Vec::new(),
             header,
             roles,
             exits,
@@ -170,13 +176,13 @@ impl Import {
                 let shared = u64::from(map.flags) & MAP_SHARED != 0;
                 let prot = Prot::from_bits_truncate(map.protection as u8);
                 let thread = self.thread(map.pid, map.tid);
-                self.area(thread, map.address, map.length, prot, backing_named(&path, shared));
+                self.area(thread, map.address, map.length, prot, Backing::named(&path, shared));
                 Ok(())
             }
             EventRecord::Mmap(map) if map.pid > 0 && map.cpu_mode != CpuMode::Kernel => {
                 let prot = Prot::READ | if map.is_executable { Prot::EXEC } else { Prot::WRITE };
                 let thread = self.thread(map.pid, map.tid);
-                let backing = backing_named(&map.path.as_slice(), false);
+                let backing = Backing::named(&map.path.as_slice(), false);
                 self.area(thread, map.address, map.length, prot, backing);
                 Ok(())
             }
@@ -192,6 +198,11 @@ impl Import {
                     self.push(thread, Kind::Exec);
                 }
                 self.threads[thread as usize].name = name;
+                Ok(())
+            }
+            // perf lists the processes that run already, before all records with a time.
+            EventRecord::Fork(fork) if record.timestamp() == Some(0) && fork.pid > 0 => {
+                self.thread(fork.pid, fork.tid);
                 Ok(())
             }
             EventRecord::Fork(fork) => {
@@ -246,12 +257,16 @@ impl Import {
             let number = numbers.next();
             failed.next_if(|slot| Some(*slot) == number).is_none()
         });
-        Ok(Trace {
+        let mut trace = Trace {
             header: self.header,
             processes: self.processes,
             threads: self.threads,
             events: self.events,
-        })
+        };
+        if let Some(running) = self.running {
+            initial::add(&mut trace, &self.first, self.start_ns.unwrap_or(0), running);
+        }
+        Ok(trace)
     }
 
     /// Adds a note about processes that ran before the recording began.
@@ -275,11 +290,15 @@ impl Import {
             let thread = threads.find(|thread| thread.process as usize == first);
             self.header.program = thread.map_or(String::new(), |thread| thread.name.clone());
         }
+        if self.running.is_some() {
+            return;
+        }
         let processes = if count == 1 { "process" } else { "processes" };
         self.header.notes.push(format!(
             "{count} {processes} ran before the recording began (perf record -p or -a): earlier \
              touches of pages are unknown, and only faults of the recorded time are included. \
-             Remedy: record the program from its start, with `faultless record -- PROGRAM`"
+             Remedy: record with `faultless record --pid PID`, which reads the resident pages, or \
+             record the program from its start, with `faultless record -- PROGRAM`"
         ));
     }
 
@@ -291,6 +310,9 @@ impl Import {
         let process = self.processes.len() as u32;
         self.processes.push(ProcessInfo { parent });
         self.alive.push((pid, 0));
+        if parent.is_none() {
+            self.first.push((pid, process));
+        }
         self.process_of.insert(pid, process);
         process
     }
@@ -530,25 +552,4 @@ fn pages(start: u64, len: u64) -> Option<(u64, u64)> {
     let end = page_up(start.checked_add(len)?)?;
     let start = page_down(start);
     (end > start).then_some((start, end - start))
-}
-
-/// Returns the backing of an area reported by the kernel under the name `name`.
-fn backing_named(name: &[u8], shared: bool) -> Backing {
-    match name {
-        b"[heap]" => Backing::Heap,
-        b"[stack]" => Backing::Stack,
-        b"//anon" | b"" => Backing::Anon,
-        // Shared anonymous memory, System V's segments, and memfd.
-        _ if [&b"/dev/zero"[..], b"/SYSV", b"/memfd:"].iter().any(|it| name.starts_with(it)) => {
-            if shared {
-                Backing::SharedAnon
-            } else {
-                Backing::Anon
-            }
-        }
-        _ if name.starts_with(b"[anon") => Backing::Anon,
-        [b'[', ..] => Backing::Special,
-        _ if shared => Backing::SharedFile,
-        _ => Backing::File,
-    }
 }

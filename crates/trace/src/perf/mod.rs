@@ -3,8 +3,9 @@
 //! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
 //! allocate without bound, so that errors can name an offset; `packed` decompresses records;
 //! `format` reads the layouts of tracepoints in the file; `roles` determines the meaning of each
-//! perf event; `import` converts the sorted records to a [`Trace`]. The `linux-perf-data` crate
-//! sorts and decodes the records.
+//! perf event; `import` converts the sorted records to a [`Trace`], and `initial` adds the state of
+//! processes that ran before the recording. The `linux-perf-data` crate sorts and decodes the
+//! records.
 //!
 //! # Events used
 //!
@@ -16,12 +17,14 @@
 
 mod format;
 mod import;
+mod initial;
 mod packed;
 mod roles;
 mod scan;
 
 use crate::error::{Error, Place};
 use crate::event::Trace;
+use crate::resident::Snapshot;
 use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek};
@@ -38,7 +41,7 @@ const BUFFER: usize = 1 << 20;
 /// pipe), contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     let bytes = scan::check(path, bytes)?;
-    guarded(path, Cursor::new(&*bytes))
+    guarded(path, Cursor::new(&*bytes), None)
 }
 
 /// Reads like [`parse`], without holding the file in memory: a recording of millions of faults has
@@ -49,21 +52,48 @@ pub(crate) fn parse_file(path: &Path, file: &File) -> Result<Option<Trace>, Erro
     }
     let mut reader = BufReader::with_capacity(BUFFER, file);
     reader.rewind().map_err(|error| Error::io(path, &error))?;
-    guarded(path, reader).map(Some)
+    guarded(path, reader, None).map(Some)
 }
 
-fn guarded(path: &Path, bytes: impl Read + Seek) -> Result<Trace, Error> {
+/// Reads the recording in `path` of processes that were `running` before.
+pub(crate) fn read_live(path: &Path, running: Running<'_>) -> Result<Trace, Error> {
+    let file = crate::error::open(path)?;
+    // perf compresses nothing without a request.
+    scan::check_file(path, &file)?;
+    let mut reader = BufReader::with_capacity(BUFFER, &file);
+    reader.rewind().map_err(|error| Error::io(path, &error))?;
+    guarded(path, reader, Some(running))
+}
+
+/// The processes that ran before a recording.
+#[derive(Clone, Copy)]
+pub(crate) struct Running<'a> {
+    /// Their mappings and resident pages.
+    pub snapshots: &'a [Snapshot],
+    /// The time from which calls and faults were recorded, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub enabled_ns: u64,
+    /// The processes of the recorder, which are omitted.
+    pub own: &'a [i32],
+}
+
+fn guarded(
+    path: &Path,
+    bytes: impl Read + Seek,
+    running: Option<Running<'_>>,
+) -> Result<Trace, Error> {
     // The parser is an external crate. A panic on input accepted by the scan is reported as an
     // error in the file. Only the parser's own state is lost.
     let mut record = None;
-    catch_unwind(AssertUnwindSafe(|| read(path, bytes, &mut record))).unwrap_or_else(|panic| {
-        let why = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("unknown");
-        Err(Error::new(path, place(record), format!("the perf.data parser failed: {why}")))
-    })
+    catch_unwind(AssertUnwindSafe(|| read(path, bytes, running, &mut record))).unwrap_or_else(
+        |panic| {
+            let why = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("unknown");
+            Err(Error::new(path, place(record), format!("the perf.data parser failed: {why}")))
+        },
+    )
 }
 
 fn place(record: Option<u64>) -> Place {
@@ -71,14 +101,19 @@ fn place(record: Option<u64>) -> Place {
 }
 
 /// Parses `bytes`. Keeps the number of the current record in `record`.
-fn read(path: &Path, bytes: impl Read + Seek, record: &mut Option<u64>) -> Result<Trace, Error> {
+fn read(
+    path: &Path,
+    bytes: impl Read + Seek,
+    running: Option<Running<'_>>,
+    record: &mut Option<u64>,
+) -> Result<Trace, Error> {
     let whole = |reason: String| Error::new(path, Place::File, reason);
     let PerfFileReader { mut perf_file, mut record_iter } =
         PerfFileReader::parse_file(bytes).map_err(|e| whole(e.to_string()))?;
     if perf_file.endian() != Endianness::LittleEndian {
         return Err(Error::at(path, 0, "recorded on a big-endian machine; x86-64 is understood"));
     }
-    let mut import = import::Import::new(&perf_file).map_err(whole)?;
+    let mut import = import::Import::new(&perf_file, running).map_err(whole)?;
     for number in 0.. {
         *record = Some(number);
         let wrong = |reason: String| Error::new(path, Place::Record(number), reason);

@@ -225,6 +225,11 @@ impl<'a> Builder<'a> {
                     self.area(thread, range, prot, backing);
                 }
             }
+            Kind::Resident { start, len, written } => {
+                if let Some(range) = self.user_range(start, len) {
+                    self.populate(thread, range, written);
+                }
+            }
             Kind::Unmap { start, len } => {
                 if let Some(range) = self.user_range(start, len) {
                     self.unmap(thread, range);
@@ -399,6 +404,12 @@ impl<'a> Builder<'a> {
     /// existing parts.
     fn area(&mut self, thread: u32, range: VirtRange, prot: Prot, backing: Backing) {
         let area = Area { prot, backing, assumed: false };
+        let calls = self.trace.header.recorded.contains(Recorded::BRK);
+        if backing == Backing::Heap && calls && self.space(thread).brk.is_none() {
+            // The heap of a process that ran before the recording.
+            self.brk(thread, range.start);
+            self.brk(thread, range.end);
+        }
         for hole in self.space(thread).holes_in(range) {
             self.place(thread, hole, area, 0);
         }
@@ -408,6 +419,17 @@ impl<'a> Builder<'a> {
                 self.place(thread, part, area, 0);
             } else if old.prot != prot {
                 self.protect(thread, part, prot);
+            }
+        }
+    }
+
+    /// Makes the pages of `range` resident. Pages without a mapping, or without permissions, are
+    /// omitted: the mapping changed while the pages were listed.
+    fn populate(&mut self, thread: u32, range: VirtRange, written: bool) {
+        for (part, area) in self.space(thread).areas_in(range) {
+            let write = written && area.permits(Access::Write);
+            if area.permits(Access::Read) {
+                self.emit(thread, Op::Populate { range: part, write }, Effect::Change(part));
             }
         }
     }

@@ -104,6 +104,13 @@ pub enum Op {
         /// The break from now on, in bytes.
         new: u64,
     },
+    /// Pages that were resident when the recording began become resident, without a fault.
+    Populate {
+        /// The pages, within one mapping that permits the access.
+        range: VirtRange,
+        /// Whether each page is allocated, as by a store. Otherwise as by a load.
+        write: bool,
+    },
     /// A load, store or instruction fetch in the page at `page`.
     Touch {
         /// The address of the page.
@@ -178,6 +185,17 @@ impl Thread {
             rest = later;
             (op, here.iter().map(|wait| wait.on))
         })
+    }
+
+    /// Returns the number of operations that restore the state from before the recording: up to the
+    /// last [`Op::Populate`], and before the first wait. A replay executes them before it measures.
+    pub fn restoring(&self) -> u32 {
+        if self.start.is_some() {
+            return 0;
+        }
+        let alone = self.waits.first().map_or(self.ops.len(), |wait| wait.before as usize);
+        let last = self.ops[..alone].iter().rposition(|op| matches!(op, Op::Populate { .. }));
+        last.map_or(0, |at| at as u32 + 1)
     }
 
     /// Returns the number of waits of all its operations.

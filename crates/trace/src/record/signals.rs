@@ -95,7 +95,7 @@ fn held() -> libc::sigset_t {
 }
 
 /// Returns the next signal, if one arrives soon, and whether a process sent it.
-fn next() -> Option<(libc::c_int, bool)> {
+pub(super) fn next() -> Option<(libc::c_int, bool)> {
     let time = libc::timespec { tv_sec: 0, tv_nsec: LOOK };
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: set and time are valid to read, the information to write.

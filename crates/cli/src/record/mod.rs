@@ -1,9 +1,13 @@
-//! `faultless record`: runs `perf record` with the right options for this system.
+//! `faultless record`: runs `perf record` with the right options for this system, for a program or
+//! for [running processes](live).
+
+pub mod live;
 
 use crate::error::CliError;
 use crate::interrupt::SIGNALLED;
 use crate::output::{self, Replacing};
 use crate::report::say;
+use clap::ArgGroup;
 use faultless_trace::compact;
 use faultless_trace::record::{Extent, RecordError, Recorded, Setup, Signals, find_program};
 use std::ffi::OsString;
@@ -12,15 +16,25 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
+use live::LiveArgs;
+
+/// The default file of the portable form.
+const PORTABLE: &str = "recording.fltrace";
+
 #[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("subject").args(["program", "pid", "cgroup", "all"]).required(true))]
+#[command(override_usage = "\
+faultless record [OPTIONS] -- <CMD>...
+       faultless record [OPTIONS] --pid <PID> | --cgroup <PATH> | --all")]
 #[command(after_help = "\
 Examples:
   faultless record -- python3 -c 'print(sum(range(10**6)))'
   faultless record -o build.fltrace --compact -- make -j2
+  faultless record --pid 1234 --seconds 10
   faultless record --lesser -- ./app     without permission for tracepoints")]
 pub struct RecordArgs {
     /// Write the recording to FILE; an existing file is kept as FILE.old [default: perf.data, or
-    /// recording.fltrace with --compact]
+    /// recording.fltrace with --compact, --pid, --cgroup or --all]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the small portable form (also selected by a name ending in .fltrace)
@@ -29,13 +43,18 @@ pub struct RecordArgs {
     /// Accept an incomplete recording if permission for all events is missing
     #[arg(long)]
     pub lesser: bool,
+    #[command(flatten)]
+    pub live: LiveArgs,
     /// Run this program, with its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, value_name = "CMD")]
     pub program: Vec<OsString>,
 }
 
 /// Records a program, and returns its exit status.
 pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
+    if let Some(subject) = args.live.subject() {
+        return live::run(args, &subject);
+    }
     // Signals sent to this process go to the program. Signals after the end of the program take
     // effect when the files are in place.
     let _signals = Signals::hold();
@@ -46,27 +65,37 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     })?;
     let named = |output: &PathBuf| output.extension().is_some_and(|e| e == compact::EXTENSION);
     let compact = args.compact || args.output.as_ref().is_some_and(named);
-    let output = args
-        .output
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(if compact { "recording.fltrace" } else { "perf.data" }));
-    if output == Path::new("-") {
-        let why = "standard output belongs to the program; -o ./- is a file of that name";
-        return Err(CliError::Usage(format!("-o -: {why}")));
-    }
+    let output = args.output(if compact { PORTABLE } else { "perf.data" })?;
     output::spare("-o", &output, &[&program])?;
     let setup = setup(args.lesser)?;
     let recorded = write(args, &setup, &output, compact)?;
+    report(&output, &recorded);
+    Ok(exit_code(recorded.status))
+}
+
+impl RecordArgs {
+    /// Returns the file of the recording, or `default`.
+    fn output(&self, default: &str) -> Result<PathBuf, CliError> {
+        let output = self.output.clone().unwrap_or_else(|| PathBuf::from(default));
+        if output == Path::new("-") {
+            let why = "standard output belongs to the program; -o ./- is a file of that name";
+            return Err(CliError::Usage(format!("-o -: {why}")));
+        }
+        Ok(output)
+    }
+}
+
+/// Prints the contents of a recording, and the next commands. Standard output belongs to the
+/// program.
+fn report(output: &Path, recorded: &Recorded) {
     for note in &recorded.notes {
         say!("faultless: {note}");
     }
-    let size = fs::metadata(&output).map_or(0, |meta| meta.len());
-    // Standard output belongs to the program.
-    say!("{}: {:.1} KB", output.display(), size as f64 / 1e3);
-    say!("{}", recorded.trace.summary());
+    let size = fs::metadata(output).map_or(0, |meta| meta.len());
     let file = output.display();
+    say!("{file}: {:.1} KB", size as f64 / 1e3);
+    say!("{}", recorded.trace.summary());
     say!("next: faultless replay {file} --policies, or faultless advise {file}");
-    Ok(exit_code(recorded.status))
 }
 
 /// Returns the method of recording on this system. Prints the events missing from the recording if
@@ -106,16 +135,20 @@ fn write(
         .record(data.path(), &args.program, |note| say!("faultless: {note}"))
         .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), output)))?;
     if compact {
-        // The portable form holds all data used by replay.
-        let bytes = compact::encode(output, &recorded.trace);
-        let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
-        replacing.keep_old()?;
-        replacing.write(&bytes)?;
+        put_portable(&replacing, output, &recorded)?;
     } else {
         replacing.keep_old()?;
         replacing.put(data)?;
     }
     Ok(recorded)
+}
+
+/// Writes the portable form, which holds all data used by replay.
+fn put_portable(replacing: &Replacing, output: &Path, recorded: &Recorded) -> Result<(), CliError> {
+    let bytes = compact::encode(output, &recorded.trace);
+    let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
+    replacing.keep_old()?;
+    replacing.write(&bytes)
 }
 
 /// Replaces the name of the file written by perf with the name given by the user in `text`.

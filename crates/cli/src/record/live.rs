@@ -1,0 +1,93 @@
+//! Recordings of processes that already run: `--pid`, `--cgroup` and `--all`.
+
+use super::{PORTABLE, RecordArgs, named_for, put_portable, report, setup};
+use crate::error::CliError;
+use crate::number::within;
+use crate::output::{FOR_OWNER, Replacing};
+use crate::report::progress::Progress;
+use crate::report::say;
+use faultless_analysis::Observer;
+use faultless_trace::record::{Live, Setup, Signals, Subject};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The longest recording, in seconds: a day.
+const LONGEST: u32 = 86_400;
+
+/// Running processes, and the time of their recording.
+#[derive(Debug, clap::Args)]
+pub struct LiveArgs {
+    /// Record the running process PID and its descendants, until Ctrl-C
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = within(1..=i32::MAX))]
+    pub pid: Vec<i32>,
+    /// Record the processes of this control group
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+    /// Record all processes of the system
+    #[arg(long)]
+    pub all: bool,
+    /// End the recording of running processes after N seconds
+    #[arg(long, value_name = "N", value_parser = within(1..=LONGEST), conflicts_with = "program")]
+    pub seconds: Option<u32>,
+}
+
+impl LiveArgs {
+    /// Returns the running processes, if the arguments name some.
+    pub fn subject(&self) -> Option<Subject> {
+        match (&self.pid[..], &self.cgroup, self.all) {
+            ([], None, false) => None,
+            ([], None, true) => Some(Subject::System),
+            ([], Some(path), _) => Some(Subject::Cgroup(path.clone())),
+            (pids, ..) => Some(Subject::Processes(pids.to_vec())),
+        }
+    }
+}
+
+/// Records `subject` into the portable form, which can contain resident pages.
+pub fn run(args: &RecordArgs, subject: &Subject) -> Result<ExitCode, CliError> {
+    // A signal ends the recording, which is then written.
+    let _signals = Signals::hold();
+    let output = args.output(PORTABLE)?;
+    let replacing = Replacing::new(&output)?;
+    let setup = setup(args.lesser)?;
+    let data = replacing.temporary(FOR_OWNER)?;
+    let live = record(&setup, data.path(), subject, &args.live)
+        .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), &output)))?;
+    put_portable(&replacing, &output, &live.recorded)?;
+    report(&output, &live.recorded);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Records `subject` with the file `data` of perf. Prints the overhead.
+pub fn record(
+    setup: &Setup,
+    data: &Path,
+    subject: &Subject,
+    args: &LiveArgs,
+) -> Result<Live, faultless_trace::record::RecordError> {
+    let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let progress = Progress::on_terminal(args.seconds.unwrap_or(0).into());
+    let mut told = 0;
+    let live = setup.record_live(data, subject, limit, |now| {
+        let seconds = now.seconds as u64;
+        progress.advance(seconds - told);
+        told = seconds;
+        progress.begin(&format!(
+            "records: {:.1} MB; Ctrl-C ends the recording",
+            now.bytes as f64 / 1e6
+        ));
+    })?;
+    drop(progress);
+    say!(
+        "faultless: recorded {:.1} s: {:.0} events a second; the recorder took {:.2} s of \
+         processor time ({:.1} % of a CPU), and the recorded processes {:.2} s, with the cost of \
+         recording",
+        live.seconds,
+        live.rate(),
+        live.recorder,
+        100.0 * live.recorder / live.seconds.max(1e-3),
+        live.usage.user + live.usage.system,
+    );
+    Ok(live)
+}

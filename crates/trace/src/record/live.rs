@@ -1,0 +1,522 @@
+//! Recordings of processes that already run.
+//!
+//! perf starts with its events disabled, lists the mappings of the processes, and enables the
+//! events on a command through a pipe. The resident pages are read after perf has acknowledged the
+//! command, so every page is either in a [`Snapshot`] or has a recorded fault. A page with both
+//! became resident in between, and belongs to the faults; the times of both, by the same clock,
+//! distinguish this case.
+//!
+//! The processes run as before: huge pages and fault-around keep the settings of the system.
+
+use super::signals::{self, Signals};
+use super::{RecordError, Recorded, Setup, why_not_written};
+use crate::event::MAX_RESIDENT;
+use crate::perf::Running;
+use crate::resident::{Snapshot, now_ns};
+use procfs::process::{Process, all_processes};
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, OsString};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// The directories below which control groups are.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup"];
+/// The size of a recording, in bytes, at which the recording ends: 8 to 12 million events. A
+/// [`Trace`](crate::Trace) has at most 16 million.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Processes that already run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// These processes, and their descendants.
+    Processes(Vec<i32>),
+    /// The processes of a control group: its path, absolute or below the root of the groups.
+    Cgroup(PathBuf),
+    /// All processes of the system.
+    System,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Processes(pids) => {
+                let pids: Vec<_> = pids.iter().map(i32::to_string).collect();
+                write!(f, "--pid {}", pids.join(","))
+            }
+            Self::Cgroup(path) => write!(f, "--cgroup {}", path.display()),
+            Self::System => f.write_str("--all"),
+        }
+    }
+}
+
+/// The progress of a recording.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Seconds since the recording began.
+    pub seconds: f64,
+    /// Bytes recorded so far.
+    pub bytes: u64,
+}
+
+/// The processor time of the recorded processes during the recording, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// In the program.
+    pub user: f64,
+    /// In the kernel, with the cost of recording.
+    pub system: f64,
+}
+
+/// A finished recording of running processes.
+#[derive(Debug)]
+pub struct Live {
+    /// The recording. The exit status is the status of perf.
+    pub recorded: Recorded,
+    /// The recorded time, in seconds.
+    pub seconds: f64,
+    /// Processor time of perf, in seconds.
+    pub recorder: f64,
+    /// Processor time of the processes that ran from the start of the recording to its end.
+    pub usage: Usage,
+    /// Whether the recording ended early, because it had its largest size.
+    pub full: bool,
+}
+
+impl Live {
+    /// Returns the recorded events for each second.
+    pub fn rate(&self) -> f64 {
+        self.recorded.trace.events.len() as f64 / self.seconds.max(1e-3)
+    }
+}
+
+impl Setup {
+    /// Records `subject` into the new file `output` for `limit`, if given, or until the processes
+    /// end or this process receives one of the held signals, and reads the recording back. Calls
+    /// `progress` repeatedly. (This requires that the caller holds the [`Signals`].)
+    ///
+    /// # Errors
+    /// The processes do not exist or may not be recorded, perf cannot be run, or perf leaves no
+    /// readable recording.
+    pub fn record_live(
+        &self,
+        output: &Path,
+        subject: &Subject,
+        limit: Option<Duration>,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Live, RecordError> {
+        let wrong = |why: String| RecordError::Subject(subject.to_string(), why);
+        let chosen = Chosen::find(subject).map_err(wrong)?;
+        let control = Control::new().map_err(|error| wrong(error.to_string()))?;
+        let mut command = Command::new(&self.perf);
+        command.arg0("perf").args(self.common(output)).args(control.arguments());
+        command.args(chosen.arguments(self.events()));
+        // The keyboard's signals reach this process alone, which then ends perf.
+        command.process_group(0);
+        // SAFETY: between fork and exec the closure only unblocks signals, which is
+        // async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                Signals::let_through();
+                Ok(())
+            });
+        }
+        let run = |error| RecordError::Run(self.perf.display().to_string(), error);
+        let before = children_time();
+        let mut perf = Perf(command.spawn().map_err(run)?);
+        let begun = control.enable(&mut perf.0).map_err(run)?;
+        let (start, enabled_ns) = (Instant::now(), now_ns());
+        let (mut snapshots, mut unread) = (Vec::new(), 0);
+        let used = chosen.usage();
+        if begun {
+            (snapshots, unread) = chosen.snapshots().map_err(wrong)?;
+        }
+        let full = begun && watch(&mut perf.0, output, start, limit, &mut progress).map_err(run)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let usage = Chosen::since(&used);
+        let status = perf.end().map_err(run)?;
+        if !begun || !(status.success() || status.signal() == Some(libc::SIGINT)) {
+            let why = "perf's message is above; a process must belong to this user, or record as \
+                       root"
+                .to_owned();
+            return Err(RecordError::Perf(status, why));
+        }
+        let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
+        let own = [std::process::id() as i32, perf.0.id() as i32];
+        let running = Running { snapshots: &snapshots, enabled_ns, own: &own };
+        let mut trace = crate::perf::read_live(output, running).map_err(unwritten)?;
+        let counts = trace.summary();
+        if counts.user_faults + counts.kernel_faults == 0 {
+            let why = format!("no page fault in {seconds:.1} s; a longer time may have some");
+            return Err(wrong(why));
+        }
+        let header = &mut trace.header;
+        header.made = format!("faultless record {subject}; {}", header.made);
+        header.made.truncate(header.made.floor_char_boundary(4096));
+        let mut notes = notes(&snapshots, unread);
+        if full {
+            notes.push(format!(
+                "the recording ends after {seconds:.1} s, with the largest size of a recording: \
+                 the processes have {:.0} events a second, and the recording is a sample of this \
+                 time. Remedy: a shorter time by --seconds",
+                trace.events.len() as f64 / seconds
+            ));
+        }
+        trace.header.notes.extend(notes.clone());
+        notes.extend(trace.header.loss());
+        let recorded = Recorded { trace, status, left: Vec::new(), notes };
+        Ok(Live { recorded, seconds, recorder: children_time() - before, usage, full })
+    }
+}
+
+/// Returns the notes about pages that a recording does not contain.
+fn notes(snapshots: &[Snapshot], unread: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if unread > 0 {
+        notes.push(format!(
+            "the resident pages of {unread} processes cannot be read (permission denied): their \
+             later faults on such pages are not distinguished from first touches"
+        ));
+    }
+    let swapped: u64 = snapshots.iter().map(|it| it.swapped).sum();
+    if swapped > 0 {
+        notes.push(format!(
+            "{swapped} pages were in swap when the recording began: their first use appears as a \
+             first touch"
+        ));
+    }
+    if snapshots.iter().any(|it| it.truncated) {
+        notes.push(format!(
+            "the processes have more resident pages than a recording can contain \
+             ({MAX_RESIDENT}): the other pages are missing, and peaks of memory are too small"
+        ));
+    }
+    notes
+}
+
+/// Waits until `perf` has ended, `limit` is over, a held signal arrives, or the file `output` is
+/// full. Returns whether the file is full.
+fn watch(
+    perf: &mut Child,
+    output: &Path,
+    start: Instant,
+    limit: Option<Duration>,
+    progress: &mut impl FnMut(Progress),
+) -> io::Result<bool> {
+    loop {
+        if perf.try_wait()?.is_some() || signals::next().is_some() {
+            return Ok(false);
+        }
+        let elapsed = start.elapsed();
+        let bytes = fs::metadata(output).map_or(0, |data| data.len());
+        progress(Progress { seconds: elapsed.as_secs_f64(), bytes });
+        if bytes >= MAX_BYTES {
+            return Ok(true);
+        }
+        if limit.is_some_and(|limit| elapsed >= limit) {
+            return Ok(false);
+        }
+    }
+}
+
+/// A running perf, ended when this is dropped.
+struct Perf(Child);
+
+impl Perf {
+    /// Ends perf, which completes its file.
+    fn end(&mut self) -> io::Result<std::process::ExitStatus> {
+        if self.0.try_wait()?.is_none() {
+            // SAFETY: the call touches no memory, and the process is a child that was not reaped.
+            unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGINT) };
+        }
+        self.0.wait()
+    }
+}
+
+impl Drop for Perf {
+    fn drop(&mut self) {
+        // The status is of interest only after a success.
+        let _ = self.end();
+    }
+}
+
+/// The pipes through which perf receives commands and acknowledges them.
+struct Control {
+    dir: tempfile::TempDir,
+    commands: File,
+    answers: File,
+}
+
+impl Control {
+    fn new() -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("faultless-record.").tempdir()?;
+        let open = |name: &str| {
+            let path = dir.path().join(name);
+            let text = CString::new(path.as_os_str().as_bytes())?;
+            // SAFETY: the path ends with a zero.
+            if unsafe { libc::mkfifo(text.as_ptr(), 0o600) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // An end for both directions opens at once, also without perf.
+            File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+        };
+        let (commands, answers) = (open("commands")?, open("answers")?);
+        Ok(Self { dir, commands, answers })
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let mut pipes = OsString::from("fifo:");
+        pipes.push(self.dir.path().join("commands"));
+        pipes.push(",");
+        pipes.push(self.dir.path().join("answers"));
+        let fixed = ["-k", "monotonic", "-D", "-1", "--control"].map(OsString::from);
+        fixed.into_iter().chain([pipes]).collect()
+    }
+
+    /// Enables the events of `perf`. Returns `false` if perf has ended.
+    fn enable(&self, perf: &mut Child) -> io::Result<bool> {
+        (&self.commands).write_all(b"enable\n")?;
+        loop {
+            match (&self.answers).read(&mut [0; 16]) {
+                Ok(1..) => return Ok(true),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ if perf.try_wait()?.is_some() => return Ok(false),
+                _ if signals::next().is_some() => {
+                    return Err(io::Error::other("interrupted before the recording began"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The chosen processes.
+enum Chosen {
+    Processes(Vec<i32>),
+    /// The name of a control group, and its processes.
+    Cgroup(String, Vec<i32>),
+    System(Vec<i32>),
+}
+
+impl Chosen {
+    fn find(subject: &Subject) -> Result<Self, String> {
+        match subject {
+            Subject::Processes(pids) => {
+                for pid in pids {
+                    let there = Process::new(*pid).and_then(|process| process.maps());
+                    let empty = there.map_err(|error| refused(&error))?.0.is_empty();
+                    if empty {
+                        return Err(format!(
+                            "process {pid} has no memory of its own: it has ended, or is a \
+                             thread of the kernel"
+                        ));
+                    }
+                }
+                Ok(Self::Processes(with_descendants(pids)))
+            }
+            Subject::Cgroup(path) => {
+                let (name, dir) = cgroup(path, &CGROUPS.map(Path::new))?;
+                let procs = dir.join("cgroup.procs");
+                let text = fs::read_to_string(&procs)
+                    .map_err(|error| format!("{}: {error}", procs.display()))?;
+                let pids = text.lines().filter_map(|line| line.parse().ok()).collect();
+                Ok(Self::Cgroup(name, pids))
+            }
+            Subject::System => {
+                let pids = all_processes().map_err(|error| error.to_string())?;
+                Ok(Self::System(pids.flatten().map(|process| process.pid).collect()))
+            }
+        }
+    }
+
+    fn pids(&self) -> &[i32] {
+        match self {
+            Self::Processes(pids) | Self::Cgroup(_, pids) | Self::System(pids) => pids,
+        }
+    }
+
+    /// Returns perf's arguments for the processes and `events`.
+    fn arguments(&self, events: Vec<Vec<OsString>>) -> Vec<OsString> {
+        let count = events.len();
+        let mut args: Vec<OsString> = events.into_iter().flatten().collect();
+        match self {
+            Self::Processes(pids) => {
+                let pids: Vec<_> = pids.iter().map(i32::to_string).collect();
+                args.extend(["-p".into(), pids.join(",").into()]);
+            }
+            Self::Cgroup(name, _) => {
+                // A name for each event.
+                let names = vec![name.as_str(); count].join(",");
+                args.extend(["-a".into(), "-G".into(), names.into()]);
+            }
+            Self::System(_) => args.push("-a".into()),
+        }
+        args
+    }
+
+    /// Reads the resident pages. A process that has ended has none. Also returns the number of
+    /// processes that may not be read, unless the user has named the processes.
+    fn snapshots(&self) -> Result<(Vec<Snapshot>, usize), String> {
+        let own = std::process::id() as i32;
+        let (mut all, mut unread, mut left) = (Vec::new(), 0, MAX_RESIDENT);
+        for pid in self.pids().iter().filter(|pid| **pid != own) {
+            match Snapshot::take(*pid, left) {
+                Ok(snapshot) => {
+                    left -= snapshot.count();
+                    all.push(snapshot);
+                }
+                Err(procfs::ProcError::NotFound(_)) => {}
+                Err(error) if matches!(self, Self::Processes(_)) => return Err(refused(&error)),
+                Err(_) => unread += 1,
+            }
+        }
+        Ok((all, unread))
+    }
+
+    /// Returns the processor time of each process so far.
+    fn usage(&self) -> HashMap<i32, Usage> {
+        self.pids().iter().filter_map(|pid| Some((*pid, usage(*pid)?))).collect()
+    }
+
+    /// Returns the processor time since `before`, of the processes that still run.
+    fn since(before: &HashMap<i32, Usage>) -> Usage {
+        let mut sum = Usage::default();
+        for (pid, before) in before {
+            if let Some(now) = usage(*pid) {
+                sum.user += (now.user - before.user).max(0.0);
+                sum.system += (now.system - before.system).max(0.0);
+            }
+        }
+        sum
+    }
+}
+
+/// Returns the reason for which a process cannot be recorded.
+fn refused(error: &procfs::ProcError) -> String {
+    match error {
+        procfs::ProcError::NotFound(_) => {
+            "no such process. `ps -e` lists the processes that run".to_owned()
+        }
+        procfs::ProcError::PermissionDenied(_) => {
+            "the process belongs to another user, or protects its memory\n  remedy: record as root"
+                .to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Returns the name of the control group at `path` below one of `roots`, and its directory.
+fn cgroup(path: &Path, roots: &[&Path]) -> Result<(String, PathBuf), String> {
+    for root in roots {
+        let name = path.strip_prefix(root).unwrap_or(path);
+        let name = name.strip_prefix("/").unwrap_or(name);
+        let dir = root.join(name);
+        if dir.join("cgroup.procs").is_file() {
+            let name = name.to_str().ok_or("the name of the group is not UTF-8")?;
+            if name.is_empty() {
+                return Err("this is the root of all groups; --all records all processes".into());
+            }
+            if name.contains(',') {
+                return Err("perf cannot record a group with a comma in its name".into());
+            }
+            return Ok((name.to_owned(), dir));
+        }
+    }
+    Err(format!(
+        "no such control group below {}. `systemd-cgls` lists the groups",
+        CGROUPS.join(" or ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_group_is_found_by_path_and_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (dir.path().join("perf_event"), dir.path().join("unified"));
+        let group = second.join("system.slice/web");
+        fs::create_dir_all(&group).unwrap();
+        fs::create_dir(&first).unwrap();
+        for place in [&group, &second] {
+            fs::write(place.join("cgroup.procs"), "").unwrap();
+        }
+        let roots = [first.as_path(), second.as_path()];
+        let found = Ok(("system.slice/web".to_owned(), group.clone()));
+        for path in [group.as_path(), Path::new("system.slice/web"), Path::new("/system.slice/web")]
+        {
+            assert_eq!(cgroup(path, &roots), found, "{path:?}");
+        }
+        let refused = |path: &Path| cgroup(path, &roots).unwrap_err();
+        assert!(refused(Path::new("system.slice/db")).contains("no such control group"));
+        assert!(refused(&second).contains("--all records all processes"));
+    }
+
+    #[test]
+    fn descendants_follow_their_ancestors() {
+        let mut child = Command::new("sh").args(["-c", "sleep 60; true"]).spawn().unwrap();
+        let own = std::process::id() as i32;
+        let pid = child.id().cast_signed();
+        let limit = Instant::now() + Duration::from_secs(20);
+        let all = loop {
+            let all = with_descendants(&[own, own]);
+            // The shell and its command.
+            let own_child = with_descendants(&[pid]);
+            if own_child.len() == 2 && all.contains(&own_child[1]) || Instant::now() > limit {
+                break all;
+            }
+        };
+        assert!(all[0] == own && all.contains(&pid), "{all:?}");
+        assert_eq!(all.iter().filter(|pid| **pid == own).count(), 1);
+        for pid in with_descendants(&[pid]) {
+            // SAFETY: the call touches no memory.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        child.wait().unwrap();
+    }
+}
+
+/// Returns `pids` and all their descendants.
+fn with_descendants(pids: &[i32]) -> Vec<i32> {
+    let mut parents: HashMap<i32, Vec<i32>> = HashMap::new();
+    for process in all_processes().into_iter().flatten().flatten() {
+        if let Ok(stat) = process.stat() {
+            parents.entry(stat.ppid).or_default().push(stat.pid);
+        }
+    }
+    let (mut all, mut seen) = (pids.to_vec(), HashSet::new());
+    all.retain(|pid| seen.insert(*pid));
+    let mut at = 0;
+    while let Some(pid) = all.get(at) {
+        let children = parents.remove(pid).unwrap_or_default();
+        all.extend(children.into_iter().filter(|pid| seen.insert(*pid)));
+        at += 1;
+    }
+    all
+}
+
+/// Returns the processor time of the process `pid` so far.
+fn usage(pid: i32) -> Option<Usage> {
+    let stat = Process::new(pid).ok()?.stat().ok()?;
+    let ticks = procfs::ticks_per_second() as f64;
+    Some(Usage { user: stat.utime as f64 / ticks, system: stat.stime as f64 / ticks })
+}
+
+/// Returns the processor time of all children that have ended, in seconds.
+fn children_time() -> f64 {
+    // SAFETY: all zeros are a valid value, which the call overwrites.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}

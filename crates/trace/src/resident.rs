@@ -1,0 +1,214 @@
+//! Mappings of a running process, and the pages that are resident, from `/proc/PID/maps` and
+//! `/proc/PID/pagemap`.
+//!
+//! The kernel hides the frames from unprivileged users, and reports all that is required here to
+//! the owner of the process: whether a page is present, and whether the page is an anonymous page
+//! of this process alone.
+
+use crate::event::{Backing, MAX_RESIDENT, Prot};
+use faultless::{PAGE_SIZE, USER_END};
+use procfs::process::{
+    MMPermissions, MMapPath, MemoryMap, MemoryPageFlags, PageInfo, PageMap, Process,
+};
+use procfs::{ProcError, ProcResult};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+
+/// Pages read from a page map at once.
+const AT_ONCE: u64 = 64 << 10;
+
+/// The resident pages of one process at a point of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The process.
+    pub pid: i32,
+    /// The end of the reading, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub taken_ns: u64,
+    /// The mappings.
+    pub areas: Vec<Area>,
+    /// Runs of resident pages by page number, and whether the process has stored to the pages.
+    pub pages: Vec<(Range<u64>, bool)>,
+    /// The number of swapped pages.
+    pub swapped: u64,
+    /// Whether more pages are resident than a recording can contain.
+    pub truncated: bool,
+}
+
+/// A mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// The addresses, in bytes.
+    pub range: Range<u64>,
+    /// Permissions.
+    pub prot: Prot,
+    /// The memory behind the mapping.
+    pub backing: Backing,
+}
+
+impl Snapshot {
+    /// Reads the mappings and the resident pages of the process `pid`. Reads at most `most` pages.
+    ///
+    /// # Errors
+    /// The process does not exist, or this user may not read its page map.
+    pub fn take(pid: i32, most: u64) -> ProcResult<Self> {
+        let process = Process::new(pid)?;
+        let maps = process.maps()?;
+        let mut pagemap = process.pagemap()?;
+        let mut snapshot = Self { pid, ..Self::default() };
+        let mut left = most.min(MAX_RESIDENT);
+        for map in maps.iter().filter(|map| map.address.1 <= USER_END) {
+            let area = area(map);
+            let kernel = area.backing == Backing::Special;
+            snapshot.areas.push(area);
+            if kernel || snapshot.truncated {
+                continue;
+            }
+            let range = map.address.0 / PAGE_SIZE..map.address.1 / PAGE_SIZE;
+            snapshot.truncated = !snapshot.read(&mut pagemap, range, &mut left)?;
+        }
+        snapshot.taken_ns = now_ns();
+        Ok(snapshot)
+    }
+
+    /// Reads `range`. Returns whether no more than `left` pages are resident.
+    fn read(
+        &mut self,
+        pagemap: &mut PageMap,
+        range: Range<u64>,
+        left: &mut u64,
+    ) -> ProcResult<bool> {
+        let mut first = range.start;
+        while first < range.end {
+            let end = range.end.min(first + AT_ONCE);
+            let entries = match pagemap.get_range_info(first as usize..end as usize) {
+                // The process has ended.
+                Err(ProcError::Incomplete(_)) => return Ok(true),
+                entries => entries?,
+            };
+            for (page, entry) in (first..end).zip(entries) {
+                match entry {
+                    PageInfo::MemoryPage(flags) if flags.contains(MemoryPageFlags::PRESENT) => {
+                        if *left == 0 {
+                            return Ok(false);
+                        }
+                        *left -= 1;
+                        self.add(page, written(flags));
+                    }
+                    PageInfo::MemoryPage(_) => {}
+                    PageInfo::SwapPage(_) => self.swapped += 1,
+                }
+            }
+            first = end;
+        }
+        Ok(true)
+    }
+
+    /// Adds a page above all others.
+    fn add(&mut self, page: u64, written: bool) {
+        match self.pages.last_mut() {
+            Some((run, same)) if run.end == page && *same == written => run.end += 1,
+            _ => self.pages.push((page..page + 1, written)),
+        }
+    }
+
+    /// Returns the number of resident pages.
+    pub fn count(&self) -> u64 {
+        self.pages.iter().map(|(run, _)| run.end - run.start).sum()
+    }
+}
+
+/// Returns the mapping of a line of `/proc/PID/maps`.
+fn area(map: &MemoryMap) -> Area {
+    let mut prot = Prot::empty();
+    prot.set(Prot::READ, map.perms.contains(MMPermissions::READ));
+    prot.set(Prot::WRITE, map.perms.contains(MMPermissions::WRITE));
+    prot.set(Prot::EXEC, map.perms.contains(MMPermissions::EXECUTE));
+    let name = match &map.pathname {
+        MMapPath::Path(path) => path.as_os_str().as_bytes(),
+        MMapPath::Heap => b"[heap]",
+        MMapPath::Stack => b"[stack]",
+        MMapPath::Anonymous | MMapPath::TStack(_) => b"",
+        MMapPath::Vsys(_) => b"/SYSV",
+        MMapPath::Other(name) if name.starts_with("anon") => b"",
+        _ => b"[other]",
+    };
+    let backing = Backing::named(name, map.perms.contains(MMPermissions::SHARED));
+    Area { range: map.address.0..map.address.1, prot, backing }
+}
+
+/// Returns whether the process has stored to a page: the page is anonymous, and no other process
+/// maps it. The zero page counts as mapped by many.
+fn written(flags: MemoryPageFlags) -> bool {
+    flags.contains(MemoryPageFlags::MMAP_EXCLUSIVE) && !flags.contains(MemoryPageFlags::FILE)
+}
+
+/// Returns the present time in nanoseconds of `CLOCK_MONOTONIC`, which perf uses for such
+/// recordings.
+pub(crate) fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is valid to write. The call fails only for an unknown clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+
+    /// Maps `pages` pages of private memory, which stay mapped.
+    fn map(pages: usize) -> *mut u8 {
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let len = pages * PAGE_SIZE as usize;
+        // SAFETY: the mapping replaces no other memory.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        // Huge pages would make other pages resident.
+        // SAFETY: the advice changes no contents.
+        unsafe { libc::madvise(start, len, libc::MADV_NOHUGEPAGE) };
+        start.cast()
+    }
+
+    fn own(most: u64) -> Snapshot {
+        Snapshot::take(std::process::id() as i32, most).unwrap()
+    }
+
+    #[test]
+    fn stored_loaded_and_untouched_pages_differ() {
+        let start = map(8);
+        let page = start as u64 / PAGE_SIZE;
+        // SAFETY: the mapping has eight pages, which no other code uses.
+        unsafe {
+            start.add(PAGE_SIZE as usize).write_volatile(1);
+            start.add(2 * PAGE_SIZE as usize).write_volatile(1);
+            start.add(5 * PAGE_SIZE as usize).read_volatile();
+        }
+        let before = now_ns();
+        let snapshot = own(u64::MAX);
+        let of = |page| snapshot.pages.iter().find(|(run, _)| run.contains(&page)).map(|it| it.1);
+        let states: Vec<_> = (page..page + 8).map(of).collect();
+        let (stored, loaded) = (Some(true), Some(false));
+        assert_eq!(states, [None, stored, stored, None, None, loaded, None, None]);
+        let area = snapshot.areas.iter().find(|area| area.range.contains(&(page * PAGE_SIZE)));
+        let area = area.unwrap();
+        assert_eq!((area.prot, area.backing), (Prot::READ | Prot::WRITE, Backing::Anon));
+        for backing in [Backing::File, Backing::Heap, Backing::Stack, Backing::Special] {
+            assert!(snapshot.areas.iter().any(|area| area.backing == backing), "{backing:?}");
+        }
+        assert!(snapshot.taken_ns >= before && !snapshot.truncated);
+        assert!(snapshot.count() > 100, "{}", snapshot.count());
+    }
+
+    #[test]
+    fn snapshot_has_at_most_the_permitted_pages() {
+        let snapshot = own(7);
+        assert!(snapshot.truncated);
+        assert_eq!(snapshot.count(), 7);
+    }
+
+    #[test]
+    fn missing_process_is_an_error() {
+        assert!(Snapshot::take(i32::MAX, 1).is_err());
+    }
+}
