@@ -34,6 +34,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use survivors::Survivors;
 
+/// The description of huge pages in a [`Header`](crate::Header), if huge pages were on for all
+/// programs during the recording.
+pub const HUGE_ON: &str = "on for all programs";
+
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";

@@ -15,6 +15,7 @@ use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
 use faultless_trace::census::Census;
 use faultless_trace::keep::{Kept, kept};
 use faultless_trace::plan::PlanError;
+use faultless_trace::record::HUGE_ON;
 use faultless_trace::reserve::{Reserved, reserved};
 
 /// The order up to which prefault by the kernel is predicted: the default of this subsystem.
@@ -29,6 +30,8 @@ pub struct Findings {
     pub program: Program,
     /// The host's settings.
     pub sizes: Sizes,
+    /// Whether huge pages were on for all programs during the recording.
+    pub huge_recorded: bool,
     /// The host's setting of huge pages for shared memory.
     pub shmem: Shmem,
     /// The recorded faults by purpose.
@@ -150,6 +153,7 @@ impl Findings {
         };
         Ok(Self {
             name: source.name.clone(),
+            huge_recorded: trace.header.thp == HUGE_ON,
             program,
             census,
             shared: [with_shmem, all],

@@ -104,7 +104,8 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
 
 /// Disables huge pages for this program if all programs have them.
 fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
-    let always = !findings.sizes.always().is_empty();
+    // A recording that has huge pages on does not contain the touches that would be faults.
+    let always = !findings.sizes.always().is_empty() && !findings.huge_recorded;
     always.then(|| Item {
         name: "no THP".into(),
         action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
@@ -323,6 +324,15 @@ pub(super) mod tests {
         assert!(spared > 10_000.0);
         assert!(!item.moved(13.0) && !item.moved(-spared) && item.moved(0.8 * spared));
         assert!(find(&items, "malloc grows by more").moved(0.0), "saves calls, no faults");
+    }
+
+    /// The recording lacks the first touches that huge pages hide.
+    #[test]
+    fn disabling_thp_is_not_predicted_from_a_recording_with_huge_pages() {
+        let mut findings = findings("redis", sizes(Mode::Always));
+        findings.huge_recorded = true;
+        let items = predict(&findings, &costs());
+        assert!(items.iter().all(|item| item.name != "no THP"), "{items:?}");
     }
 
     #[test]

@@ -22,6 +22,18 @@ impl HugePages {
         Self { sizes: sizes(Path::new(SYSFS)), off: can_be_off() }
     }
 
+    /// Returns the note about huge pages of processes that ran before the recording; `None` if no
+    /// size is on.
+    pub(super) fn live_note(&self) -> Option<String> {
+        let largest = self.sizes.last()?;
+        Some(format!(
+            "huge pages are on for all programs (up to {largest} KiB), and a recording of running \
+             processes leaves them on: a fault maps up to {} pages, whose first touches are not \
+             recorded",
+            largest / 4
+        ))
+    }
+
     /// Returns the note about huge pages; `None` if no size is on.
     pub(super) fn note(&self) -> Option<String> {
         let largest = self.sizes.last()?;

@@ -8,8 +8,9 @@
 //!
 //! The processes run as before: huge pages and fault-around keep the settings of the system.
 
+use super::huge::HugePages;
 use super::signals::{self, Signals};
-use super::{RecordError, Recorded, Setup, why_not_written};
+use super::{HUGE_ON, RecordError, Recorded, Setup, why_not_written};
 use crate::event::MAX_RESIDENT;
 use crate::perf::Running;
 use crate::resident::{Snapshot, now_ns};
@@ -159,7 +160,10 @@ impl Setup {
         let header = &mut trace.header;
         header.made = format!("faultless record {subject}; {}", header.made);
         header.made.truncate(header.made.floor_char_boundary(4096));
+        let huge = HugePages::find().live_note();
+        header.thp = if huge.is_some() { HUGE_ON } else { "on by request" }.to_owned();
         let mut notes = notes(&snapshots, unread);
+        notes.extend(huge);
         if full {
             notes.push(format!(
                 "the recording ends after {seconds:.1} s, with the largest size of a recording: \
@@ -434,6 +438,44 @@ fn cgroup(path: &Path, roots: &[&Path]) -> Result<(String, PathBuf), String> {
     ))
 }
 
+/// Returns `pids` and all their descendants.
+fn with_descendants(pids: &[i32]) -> Vec<i32> {
+    let mut parents: HashMap<i32, Vec<i32>> = HashMap::new();
+    for process in all_processes().into_iter().flatten().flatten() {
+        if let Ok(stat) = process.stat() {
+            parents.entry(stat.ppid).or_default().push(stat.pid);
+        }
+    }
+    let (mut all, mut seen) = (pids.to_vec(), HashSet::new());
+    all.retain(|pid| seen.insert(*pid));
+    let mut at = 0;
+    while let Some(pid) = all.get(at) {
+        let children = parents.remove(pid).unwrap_or_default();
+        all.extend(children.into_iter().filter(|pid| seen.insert(*pid)));
+        at += 1;
+    }
+    all
+}
+
+/// Returns the processor time of the process `pid` so far.
+fn usage(pid: i32) -> Option<Usage> {
+    let stat = Process::new(pid).ok()?.stat().ok()?;
+    let ticks = procfs::ticks_per_second() as f64;
+    Some(Usage { user: stat.utime as f64 / ticks, system: stat.stime as f64 / ticks })
+}
+
+/// Returns the processor time of all children that have ended, in seconds.
+fn children_time() -> f64 {
+    // SAFETY: all zeros are a valid value, which the call overwrites.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -481,42 +523,4 @@ mod tests {
         }
         child.wait().unwrap();
     }
-}
-
-/// Returns `pids` and all their descendants.
-fn with_descendants(pids: &[i32]) -> Vec<i32> {
-    let mut parents: HashMap<i32, Vec<i32>> = HashMap::new();
-    for process in all_processes().into_iter().flatten().flatten() {
-        if let Ok(stat) = process.stat() {
-            parents.entry(stat.ppid).or_default().push(stat.pid);
-        }
-    }
-    let (mut all, mut seen) = (pids.to_vec(), HashSet::new());
-    all.retain(|pid| seen.insert(*pid));
-    let mut at = 0;
-    while let Some(pid) = all.get(at) {
-        let children = parents.remove(pid).unwrap_or_default();
-        all.extend(children.into_iter().filter(|pid| seen.insert(*pid)));
-        at += 1;
-    }
-    all
-}
-
-/// Returns the processor time of the process `pid` so far.
-fn usage(pid: i32) -> Option<Usage> {
-    let stat = Process::new(pid).ok()?.stat().ok()?;
-    let ticks = procfs::ticks_per_second() as f64;
-    Some(Usage { user: stat.utime as f64 / ticks, system: stat.stime as f64 / ticks })
-}
-
-/// Returns the processor time of all children that have ended, in seconds.
-fn children_time() -> f64 {
-    // SAFETY: all zeros are a valid value, which the call overwrites.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
