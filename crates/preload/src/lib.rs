@@ -7,8 +7,12 @@
 //! only if glibc makes a mapping for it: blocks of the heap, which glibc reuses, are left alone.
 //! Without the variable, or if the kernel refuses, the library has no effect. Reserved memory
 //! (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are not populated.
+//!
+//! A program can have another allocator in a library, such as jemalloc. The functions of `malloc`
+//! then call that library, because `free` of the program accepts only its blocks.
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const MADV_POPULATE_WRITE: c_int = 23;
@@ -33,6 +37,7 @@ unsafe extern "C" {
     fn __libc_calloc(count: usize, bytes: usize) -> *mut c_void;
     fn __libc_memalign(align: usize, bytes: usize) -> *mut c_void;
     fn __libc_realloc(block: *mut c_void, bytes: usize) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     fn getenv(name: *const c_char) -> *const c_char;
     fn strtoul(text: *const c_char, end: *mut *mut c_char, base: c_int) -> usize;
     fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int;
@@ -61,6 +66,55 @@ fn from() -> usize {
     let bytes = bytes.max(LEAST);
     FROM.store(bytes, Ordering::Relaxed);
     bytes
+}
+
+/// The libraries after this one in the order of the loader (`RTLD_NEXT`).
+const NEXT: *mut c_void = -1_isize as *mut c_void;
+/// The state of a [`Next`] of a program with glibc's allocator.
+const GLIBC: usize = 1;
+
+/// A function that another allocator may have.
+struct Next {
+    name: &'static CStr,
+    /// The address, [`GLIBC`] or [`UNREAD`].
+    address: AtomicUsize,
+}
+
+static MALLOC: Next = Next::new(c"malloc");
+static CALLOC: Next = Next::new(c"calloc");
+static REALLOC: Next = Next::new(c"realloc");
+static MEMALIGN: Next = Next::new(c"memalign");
+static ALIGNED_ALLOC: Next = Next::new(c"aligned_alloc");
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicUsize::new(UNREAD) }
+    }
+
+    /// Returns the address of the other allocator's function; `None` if glibc's `malloc` serves the
+    /// program, or the other allocator lacks the function.
+    #[inline]
+    fn find(&self) -> Option<usize> {
+        match self.address.load(Ordering::Relaxed) {
+            GLIBC => None,
+            UNREAD => self.look_up(),
+            address => Some(address),
+        }
+    }
+
+    /// Finds the function. The first call comes from the start of the program, before the program
+    /// has threads, so `dlsym` allocates no memory.
+    #[cold]
+    fn look_up(&self) -> Option<usize> {
+        // SAFETY: the names end with a zero; `dlsym` has no other condition.
+        let of = |name: &CStr| unsafe { dlsym(NEXT, name.as_ptr()) } as usize;
+        let own = __libc_malloc as *const () as usize;
+        let malloc = of(c"malloc");
+        let other = malloc != 0 && malloc != own;
+        let found = if other { of(self.name) } else { 0 };
+        self.address.store(if found == 0 { GLIBC } else { found }, Ordering::Relaxed);
+        (found != 0).then_some(found)
+    }
 }
 
 /// Populates a block of `malloc` if glibc has made a mapping for the block.
@@ -101,6 +155,10 @@ fn populate(block: *mut c_void, bytes: usize) {
 /// C's `malloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    if let Some(next) = MALLOC.find() {
+        // SAFETY: `dlsym` has returned this function by its name.
+        return unsafe { transmute::<usize, extern "C" fn(usize) -> *mut c_void>(next)(bytes) };
+    }
     // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_malloc(bytes) };
     populate_block(block, bytes);
@@ -110,6 +168,11 @@ pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
 /// C's `calloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    if let Some(next) = CALLOC.find() {
+        type Calloc = extern "C" fn(usize, usize) -> *mut c_void;
+        // SAFETY: `dlsym` has returned this function by its name.
+        return unsafe { transmute::<usize, Calloc>(next)(count, bytes) };
+    }
     // SAFETY: glibc's own function, with the same meaning.
     let block = unsafe { __libc_calloc(count, bytes) };
     populate_block(block, count.wrapping_mul(bytes));
@@ -119,16 +182,25 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 /// C's `aligned_alloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: glibc's own function, with the same meaning.
-    let block = unsafe { __libc_memalign(align, bytes) };
-    populate_block(block, bytes);
-    block
+    aligned(&ALIGNED_ALLOC, align, bytes)
 }
 
 /// glibc's `memalign`.
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
-    aligned_alloc(align, bytes)
+    aligned(&MEMALIGN, align, bytes)
+}
+
+fn aligned(next: &Next, align: usize, bytes: usize) -> *mut c_void {
+    if let Some(next) = next.find() {
+        type Aligned = extern "C" fn(usize, usize) -> *mut c_void;
+        // SAFETY: `dlsym` has returned this function by its name.
+        return unsafe { transmute::<usize, Aligned>(next)(align, bytes) };
+    }
+    // SAFETY: glibc's own function, with the same meaning.
+    let block = unsafe { __libc_memalign(align, bytes) };
+    populate_block(block, bytes);
+    block
 }
 
 /// C's `realloc`.
@@ -137,6 +209,12 @@ pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
 /// The block was allocated by this library's functions, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    if let Some(next) = REALLOC.find() {
+        type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+        // SAFETY: `dlsym` has returned this function by its name; by the contract, the block is
+        // valid.
+        return unsafe { transmute::<usize, Realloc>(next)(block, bytes) };
+    }
     // SAFETY: glibc's own function, with the same meaning; by the contract, the block is valid.
     let block = unsafe { __libc_realloc(block, bytes) };
     populate_block(block, bytes);
