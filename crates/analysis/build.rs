@@ -1,4 +1,4 @@
-//! Builds the library preloaded by `advise --try`, and embeds it. The library has no dependencies,
+//! Builds the library preloaded by `advise --try` and `run`, and embeds it. It has no dependencies,
 //! so a single call of rustc suffices.
 //!
 //! A failed build of the library does not fail the build of this crate: the reason is embedded

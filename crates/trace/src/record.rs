@@ -19,7 +19,7 @@ mod signals;
 mod survivors;
 
 pub use live::{Live, Progress, Subject, Usage};
-pub use program::find as find_program;
+pub use program::{find as find_program, has_capabilities};
 pub use signals::Signals;
 
 use crate::error::Error;

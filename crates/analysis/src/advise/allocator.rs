@@ -3,19 +3,14 @@
 use super::costs::Costs;
 use super::findings::Findings;
 use super::heap::LARGER_PAD;
-use super::item::{Apply, Item, Open, size};
+use super::item::{Item, Open, size};
+use super::named::{self, ARENAS, KEEP};
 use super::sysfs::Mode;
 use super::time::{fewer, folio_time, touch_time};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
-
-/// A threshold that no program reaches, so freed memory is never returned to the kernel.
-const NEVER: &str = "1099511627776";
-/// The limit of arenas advised to a program with more: the heap, and one arena for all other
-/// threads.
-const ARENAS: usize = 2;
 
 /// Pages of arenas below which their number is not worth a line.
 const FEW: u64 = 2048;
@@ -37,7 +32,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(off, costs) - folio_time(on, costs),
         spared: Some(fewer(off, on)),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
-        apply: Apply::Environment(vec![("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())]),
+        apply: named::malloc_thp(),
         at_best: 0.0,
         remarks: vec!["THP can cost small heaps 40 % memory"],
     })
@@ -52,15 +47,14 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
     let touches = (kept.saved + refilled) as f64;
     let saving = touches * touch_time(findings, costs) + kept.calls as f64 * costs.mapping
         - kept.copied as f64 * costs.copying;
-    let settings = [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", NEVER)];
     (findings.program.glibc && kept.saved + kept.calls + refilled > 0).then(|| Item {
         name: "malloc keeps memory".into(),
-        action: settings.map(|(name, value)| format!("{name}={value}")).join(" "),
+        action: KEEP.map(|(name, value)| format!("{name}={value}")).join(" "),
         saving,
         // Free parts are reused, so no more are free than malloc has given out at a time.
         unused: (kept.peak_free + free).min(kept.peak_held) * PAGE_SIZE,
         spared: Some(touches * findings.single()),
-        apply: Apply::Environment(settings.map(|(name, value)| (name, value.to_owned())).to_vec()),
+        apply: named::malloc_keeps_memory(),
         at_best: 0.0,
         remarks: Vec::new(),
     })
@@ -78,7 +72,7 @@ fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         spared: None,
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
-        apply: Apply::Environment(vec![("MALLOC_TOP_PAD_", LARGER_PAD.to_string())]),
+        apply: named::malloc_grows(LARGER_PAD),
         at_best: 0.0,
         remarks: vec!["every block of 128 KiB or more then gets a separate mapping"],
     })
@@ -95,7 +89,7 @@ pub fn open(findings: &Findings) -> Option<Open> {
     let usable: u64 = arenas.iter().map(|one| one.usable).sum();
     let touched: u64 = arenas.iter().map(|one| one.touched).sum();
     // The heap counts as an arena, and reserves no memory.
-    (findings.program.glibc && arenas.len() >= ARENAS && touched >= FEW).then(|| Open {
+    (findings.program.glibc && arenas.len() as u64 >= ARENAS && touched >= FEW).then(|| Open {
         name: "fewer malloc arenas".into(),
         action: format!("MALLOC_ARENA_MAX={ARENAS}"),
         why: format!(
@@ -106,13 +100,14 @@ pub fn open(findings: &Findings) -> Option<Open> {
             size(usable),
             size(touched * PAGE_SIZE)
         ),
-        apply: Apply::Environment(vec![("MALLOC_ARENA_MAX", ARENAS.to_string())]),
+        apply: named::malloc_arenas(ARENAS),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::costs::tests::costs;
+    use super::super::item::Apply;
     use super::super::items::tests::{find, findings, sizes};
     use super::*;
 
@@ -149,8 +144,7 @@ mod tests {
         assert!(open(&findings).is_none(), "one arena beside the heap");
         findings.reserved = vec![ARENA, ARENA];
         let got = open(&findings).expect("two arenas and the heap");
-        let variable = vec![("MALLOC_ARENA_MAX", "2".to_owned())];
-        assert_eq!(got.apply, Apply::Environment(variable));
+        assert_eq!(got.apply, Apply::environment([("MALLOC_ARENA_MAX", "2".to_owned())]));
         assert!(got.why.contains("2 arenas beside the heap have 16 MiB"), "{}", got.why);
         findings.program.glibc = false;
         assert!(open(&findings).is_none(), "another allocator than glibc's");

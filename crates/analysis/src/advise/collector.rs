@@ -7,7 +7,8 @@
 //! depend on `GOGC`. Between the observed collections both are interpolated. This allows a
 //! simulation of the collections with another `GOGC`.
 
-use super::once::{joined, silent, supervised};
+use super::effect::joined;
+use super::once::{silent, supervised};
 use crate::error::Error;
 use std::ffi::OsString;
 use std::fs;

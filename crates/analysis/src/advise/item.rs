@@ -12,15 +12,22 @@ const LEAST_MOVED: f64 = 0.1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Apply {
     /// Environment variables.
-    Environment(Vec<(&'static str, String)>),
-    /// A setting of the whole system.
-    Sysfs(PathBuf, &'static str),
+    Environment(Vec<(String, String)>),
+    /// A setting of the whole system: a file, and the value to write.
+    Sysfs(PathBuf, String),
     /// `prctl(PR_SET_THP_DISABLE)`.
     WithoutThp,
     /// The preloaded library populates blocks and mappings of at least this number of bytes.
     Populate(u64),
     /// The item cannot be applied to a run.
     Nothing,
+}
+
+impl Apply {
+    /// Returns the way that sets these environment variables.
+    pub fn environment<const N: usize>(variables: [(&str, String); N]) -> Self {
+        Self::Environment(variables.map(|(name, value)| (name.to_owned(), value)).to_vec())
+    }
 }
 
 /// One possible setting.

@@ -15,6 +15,8 @@ use std::path::Path;
 
 /// The share of a mapping's pages that must be used to advise its population.
 const MOSTLY: f64 = 0.9;
+/// The value of a setting of huge pages for all memory.
+const ALWAYS: &str = "always";
 /// Pages of a mapping below which its population is not worth a line.
 const FEW: u64 = 256;
 
@@ -94,7 +96,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             spared: Some(fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
-            apply: Apply::Sysfs(file, "always"),
+            apply: Apply::Sysfs(file, ALWAYS.into()),
             at_best: 0.0,
             remarks,
         }
@@ -135,7 +137,7 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: shared_time(now, costs) - shared_time(all, costs),
         spared: Some(spared),
         unused: findings.census.huge_shared.unused(),
-        apply: Apply::Sysfs(file, "always"),
+        apply: Apply::Sysfs(file, ALWAYS.into()),
         at_best: 0.0,
         remarks,
     })
@@ -259,7 +261,7 @@ pub(super) mod tests {
         assert!((got.saving - want).abs() < 1.0 && want > 0.0, "{} is not {want}", got.saving);
         assert_eq!(got.unused, with.outcome.peak_untouched * PAGE_SIZE);
         assert!(got.saving < spent(&findings, &costs));
-        assert_eq!(got.apply, Apply::Sysfs(size_file(4), "always"));
+        assert_eq!(got.apply, Apply::Sysfs(size_file(4), ALWAYS.into()));
         assert!(items.is_sorted_by(|one, other| one.saving >= other.saving));
         assert!(items.iter().all(|item| item.name != "no THP"));
         assert!(items.iter().all(|item| item.saving == item.at_best && !item.depends()));
@@ -303,7 +305,7 @@ pub(super) mod tests {
         let want = 10_000.0 * 3000.0 - 20.0 * 154_650.0;
         assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
         assert_eq!((got.spared, got.unused), (Some(9980.0), 240 * PAGE_SIZE));
-        assert_eq!(got.apply, Apply::Sysfs("/sys/shmem_enabled".into(), "always"));
+        assert_eq!(got.apply, Apply::Sysfs("/sys/shmem_enabled".into(), ALWAYS.into()));
         let more = spent(&findings, &costs) - spent(&without, &costs);
         assert!((more - 10_000.0 * 3000.0).abs() < 1.0, "{more}");
         assert_eq!(findings.expected_faults(), without.expected_faults() + 10_000);

@@ -1,6 +1,7 @@
 //! One run of the program without a recorder, and its usage.
 
 use super::counter::FaultCounter;
+use super::effect::Effect;
 use super::item::Apply;
 use super::preload::Preload;
 use super::supervise::{Supervised, Usage, end_descendants};
@@ -9,11 +10,9 @@ use super::thp_flag::ThpFlags;
 use crate::error::Error;
 use crate::observer::Observer;
 use crate::stop;
-use nix::sys::prctl::set_thp_disable;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
@@ -61,28 +60,17 @@ pub fn once(
     observer: &dyn Observer,
 ) -> Result<Option<Run>, Error> {
     let mut program = silent(command)?;
-    let (mut _loan, mut _library) = (None, None);
-    match applied {
-        Apply::Nothing => {}
-        Apply::Environment(variables) => {
-            let joined = |name: &str, value: &str| joined(name, value, std::env::var_os(name));
-            program.envs(variables.iter().map(|(name, value)| (*name, joined(name, value))));
-        }
-        Apply::Sysfs(file, value) => match Loan::take(file, value, observer)? {
-            Some(loan) => _loan = Some(loan),
+    let effect = Effect::of([("", applied)])?;
+    // Both are in force until the end of the run.
+    let _loan = match &effect.system[..] {
+        [] => None,
+        settings => match Loan::take(settings, observer)? {
+            Some(loan) => Some(loan),
             None => return Ok(None),
         },
-        Apply::WithoutThp => {
-            // SAFETY: between fork and exec the closure makes one call, prctl, which is
-            // async-signal-safe.
-            unsafe { program.pre_exec(|| set_thp_disable(true).map_err(std::io::Error::from)) };
-        }
-        Apply::Populate(bytes) => {
-            let library = Preload::new()?;
-            program.envs(library.environment(*bytes));
-            _library = Some(library);
-        }
-    }
+    };
+    let library = effect.populate.map(|_| Preload::new()).transpose()?;
+    effect.put(&mut program, library.as_ref().map(Preload::path));
     let mut counter = FaultCounter::new();
     let mut flags = ThpFlags::default();
     let Some((usage, wall)) = supervised(&mut program, |pid| flags.look(pid))? else {
@@ -139,21 +127,6 @@ pub fn silent(command: &[OsString]) -> Result<Command, Error> {
     Ok(program)
 }
 
-/// Returns `value` for the variable `name`. If the variable is a list, `value` is appended to the
-/// earlier value `before`, and both take effect.
-pub fn joined(name: &str, value: &str, before: Option<OsString>) -> OsString {
-    let separator = match name {
-        "GLIBC_TUNABLES" => ":",
-        "GODEBUG" => ",",
-        "JAVA_TOOL_OPTIONS" => " ",
-        _ => return value.into(),
-    };
-    let Some(mut all) = before.filter(|before| !before.is_empty()) else { return value.into() };
-    all.push(separator);
-    all.push(value);
-    all
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -208,21 +181,12 @@ pub(super) mod tests {
 
     #[test]
     fn applied_settings_reach_the_program() {
-        let variable = Apply::Environment(vec![("MALLOC_MMAP_MAX_", "0".into())]);
+        let variable = Apply::environment([("MALLOC_MMAP_MAX_", "0".into())]);
         faults(&["sh", "-c", "test \"$MALLOC_MMAP_MAX_\" = 0"], &variable);
         faults(&["sh", "-c", "test -z \"$MALLOC_MMAP_MAX_\""], &Apply::Nothing);
         faults(&["sh", "-c", "grep -q 'THP_enabled:.0' /proc/self/status"], &Apply::WithoutThp);
         let failed =
             once(&["/no/such/program".into()], &Apply::Nothing, &()).expect_err("no such program");
         assert!(failed.to_string().starts_with("/no/such/program: "), "{failed}");
-    }
-
-    #[test]
-    fn joined_keeps_a_list_set_by_the_user() {
-        let before = Some("glibc.malloc.check=1".into());
-        let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
-        assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);
-        assert_eq!(joined("GODEBUG", "madvdontneed=0", Some("".into())), "madvdontneed=0");
-        assert_eq!(joined("MALLOC_MMAP_MAX_", "0", Some("7".into())), "0");
     }
 }

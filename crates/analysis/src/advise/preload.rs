@@ -4,9 +4,17 @@
 use crate::error::Error;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::Path;
 use tempfile::NamedTempFile;
 
 include!(concat!(env!("OUT_DIR"), "/preload.rs"));
+
+/// The variable with the size in bytes from which the library populates mappings.
+pub const BYTES: &str = "FAULTLESS_POPULATE";
+/// The variable with the libraries to preload.
+pub const LIBRARIES: &str = "LD_PRELOAD";
+/// The use of the library, for messages.
+const PURPOSE: &str = "the library to preload";
 
 /// The library in a file, which is removed when this is dropped.
 #[derive(Debug)]
@@ -18,24 +26,35 @@ impl Preload {
     /// # Errors
     /// The library could not be built with this command, or the file cannot be written.
     pub fn new() -> Result<Self, Error> {
-        let doing = "the library to preload";
-        let bytes = LIBRARY.map_err(|why| Error::run(doing, why))?;
-        let failed = |error| Error::host(doing, error);
+        let failed = |error| Error::host(PURPOSE, error);
         let mut file = tempfile::Builder::new().suffix(".so").tempfile().map_err(failed)?;
-        file.write_all(bytes).map_err(failed)?;
+        file.write_all(contents()?).map_err(failed)?;
         Ok(Self(file))
     }
 
-    /// Returns the environment that populates a program's mappings of at least `bytes`. Libraries
-    /// already in `LD_PRELOAD` stay.
-    pub fn environment(&self, bytes: u64) -> [(&'static str, OsString); 2] {
-        let mut libraries = self.0.path().as_os_str().to_owned();
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            libraries.push(":");
-            libraries.push(others);
-        }
-        [("LD_PRELOAD", libraries), ("FAULTLESS_POPULATE", bytes.to_string().into())]
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        self.0.path()
     }
+}
+
+/// Returns the contents of the library.
+///
+/// # Errors
+/// The library could not be built with this command.
+pub fn contents() -> Result<&'static [u8], Error> {
+    LIBRARY.map_err(|why| Error::run(PURPOSE, why))
+}
+
+/// Returns the environment with which the library in the file `library` populates a program's
+/// mappings of at least `bytes`. Libraries already in `LD_PRELOAD` stay.
+pub fn environment(library: &Path, bytes: u64) -> [(&'static str, OsString); 2] {
+    let mut libraries = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os(LIBRARIES).filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    [(LIBRARIES, libraries), (BYTES, bytes.to_string().into())]
 }
 
 #[cfg(test)]
@@ -98,7 +117,7 @@ mod tests {
 
     #[test]
     fn preload_populates_large_blocks_unless_resident() {
-        if env::var_os("FAULTLESS_POPULATE").is_some() {
+        if env::var_os(BYTES).is_some() {
             return preloaded();
         }
         let preload = Preload::new().expect("a built library");
@@ -108,7 +127,7 @@ mod tests {
         // The test runs in a thread with a separate heap, which has no other freed memory.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
-            .envs(preload.environment(MIB as u64))
+            .envs(environment(preload.path(), MIB as u64))
             .output()
             .expect("a program that starts");
         let printed = String::from_utf8_lossy(&ran.stdout);

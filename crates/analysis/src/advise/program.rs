@@ -1,14 +1,18 @@
 //! The kind of a program, which determines the settings that affect it.
 
+use super::item::Apply;
 use faultless_trace::Trace;
-use faultless_trace::record::find_program;
+use faultless_trace::record::{find_program, has_capabilities};
 use memchr::memmem;
+use nix::unistd::{getegid, geteuid};
 use object::elf::FileHeader64;
 use object::read::elf::{ElfFile, FileHeader};
-use object::{Endianness, Object, ObjectSection};
+use object::{Architecture, Endianness, Object, ObjectSection};
+use std::env::consts::ARCH;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The longest chain of interpreters of scripts that start another interpreter.
@@ -18,6 +22,12 @@ const MOST_INTERPRETERS: usize = 4;
 const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
 /// The start of messages of allocators linked statically into a program, as in `rustc`.
 const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
+
+/// The first bytes of an ELF file.
+const ELF: &[u8] = b"\x7fELF";
+/// The bits of a file that runs as its owner, and as its group.
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2010;
 
 /// A name in glibc's code since version 2.26.
 const TUNABLE: &str = "glibc.malloc.trim_threshold";
@@ -33,27 +43,113 @@ pub struct Program {
     pub go: bool,
     /// A Java virtual machine.
     pub java: bool,
+    /// Linked with musl.
+    pub musl: bool,
+    /// Contains, or is linked with, another allocator than glibc's.
+    pub allocator: bool,
+    /// The program has other rights than its user, so the loader ignores variables.
+    pub privileged: bool,
+    /// Made for another machine, such as one with 32-bit addresses.
+    pub foreign: bool,
 }
 
 impl Program {
     /// Examines the recorded program: its file, if the file exists, and the names of its threads.
     pub fn of(name: &OsStr, trace: &Trace) -> Self {
-        let file = find_program(name).ok().and_then(|file| executed(&file));
-        let mut program = file
-            .and_then(|file| fs::read(file).ok())
-            .map_or_else(Self::default, |bytes| Self::of_file(&bytes));
+        let mut program = Self::named(name);
         let java = |thread: &faultless_trace::event::ThreadInfo| {
             thread.name.starts_with("VM Thread") || thread.name.starts_with("GC Thread")
         };
-        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-        program.glibc &= !LINKED.iter().any(|name| has(preloaded.as_bytes(), name));
         program.java |= trace.threads.iter().any(java);
         program
     }
 
+    /// Examines the file of the program `name`, or of the interpreter of a script. Without a
+    /// readable file, no fact is known.
+    pub fn named(name: &OsStr) -> Self {
+        let file = find_program(name).ok().and_then(|file| executed(&file));
+        let mut program = file
+            .as_deref()
+            .and_then(|file| fs::read(file).ok())
+            .map_or_else(Self::default, |bytes| Self::of_file(&bytes));
+        let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        if LINKED.iter().any(|name| has(preloaded.as_bytes(), name)) {
+            program.glibc = false;
+            program.allocator = true;
+        }
+        program.privileged = file.is_some_and(|file| {
+            let user = (geteuid().as_raw(), getegid().as_raw());
+            let changes = |meta: Metadata| {
+                changes_rights(meta.mode(), (meta.uid(), meta.gid()), has_capabilities(&file), user)
+            };
+            fs::metadata(&file).is_ok_and(changes)
+        });
+        program
+    }
+
+    /// Returns the reason for which `apply` has no effect on the program, or affects only a part
+    /// of its memory. The processes that the program starts can differ.
+    pub fn obstacle(&self, apply: &Apply) -> Option<&'static str> {
+        match apply {
+            Apply::Populate(_) => self.not_preloaded().or_else(|| {
+                self.allocator.then_some(
+                    "the program has its own allocator: only mappings that it makes by mmap are \
+                     populated",
+                )
+            }),
+            Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
+                self.without_glibc()
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the loader of the program would fail, or report an error, for the library.
+    pub fn rejects_library(&self) -> bool {
+        self.musl || self.foreign
+    }
+
+    /// Returns the reason for which the preloaded library has no effect.
+    fn not_preloaded(&self) -> Option<&'static str> {
+        if self.foreign {
+            Some("the program is made for another machine than the library")
+        } else if self.fixed {
+            Some("the program is linked statically: no library can be preloaded")
+        } else if self.musl {
+            Some("the program is linked with musl: the library needs glibc, and is not preloaded")
+        } else if self.go {
+            Some("Go makes mappings without the C library")
+        } else if self.privileged {
+            Some(
+                "the program gets other rights than its user (setuid, setgid or capabilities): \
+                 the loader ignores LD_PRELOAD",
+            )
+        } else {
+            None
+        }
+    }
+
+    /// Returns the reason for which settings of glibc's `malloc` have no effect.
+    fn without_glibc(&self) -> Option<&'static str> {
+        if self.privileged {
+            Some(
+                "the program gets other rights than its user (setuid, setgid or capabilities): \
+                 glibc ignores settings of malloc",
+            )
+        } else if self.musl {
+            Some("the program is linked with musl, which has its own malloc")
+        } else if self.allocator {
+            Some("the program has its own allocator, not glibc's malloc")
+        } else if self.go || self.fixed && !self.glibc {
+            Some("the program does not contain glibc's malloc")
+        } else {
+            None
+        }
+    }
+
     fn of_file(bytes: &[u8]) -> Self {
         let Ok(file) = ElfFile::<FileHeader64<Endianness>>::parse(bytes) else {
-            return Self::default();
+            return Self { foreign: bytes.starts_with(ELF), ..Self::default() };
         };
         let go = file.section_by_name(".go.buildinfo").is_some()
             || file.section_by_name(".note.go.buildid").is_some();
@@ -66,12 +162,42 @@ impl Program {
         let java = has(needed, "libjli.so") || has(needed, "libjvm.so");
         let loader = interpreter(&file);
         // A program linked statically with glibc contains the names of its tunables.
-        let glibc = match &loader {
-            Some(loader) => !loader.contains("musl"),
-            None => has(bytes, TUNABLE),
-        };
-        Self { glibc: glibc && !others && !go, fixed: loader.is_none(), go, java }
+        let musl = loader.as_ref().is_some_and(|loader| loader.contains("musl"));
+        let glibc = if loader.is_some() { !musl } else { has(bytes, TUNABLE) };
+        Self {
+            glibc: glibc && !others && !go,
+            fixed: loader.is_none(),
+            go,
+            java,
+            musl,
+            allocator: others,
+            privileged: false,
+            foreign: !is_of_this_machine(&file),
+        }
     }
+}
+
+/// Returns whether a file is made for the machine of this command.
+fn is_of_this_machine(file: &ElfFile<'_, FileHeader64<Endianness>>) -> bool {
+    match file.architecture() {
+        Architecture::X86_64 => ARCH == "x86_64",
+        Architecture::Aarch64 => ARCH == "aarch64",
+        _ => !["x86_64", "aarch64"].contains(&ARCH),
+    }
+}
+
+/// Returns whether a program gets other rights than the `user`, from the mode, the owner and the
+/// capabilities of its file. The kernel then sets `AT_SECURE`. Users and groups are pairs.
+fn changes_rights(mode: u32, owner: (u32, u32), capabilities: bool, user: (u32, u32)) -> bool {
+    let other_user = mode & SETUID != 0 && owner.0 != user.0;
+    // Without the permission of the group to execute, the bit has another meaning.
+    let other_group = mode & SETGID == SETGID && owner.1 != user.1;
+    other_user || other_group || capabilities && user.0 != 0
+}
+
+/// Returns whether glibc's `malloc` reads the variable `name`.
+fn of_malloc(name: &str) -> bool {
+    name == "GLIBC_TUNABLES" || name.starts_with("MALLOC_")
 }
 
 /// Returns whether `bytes` contain `word`.
@@ -100,8 +226,9 @@ fn executed(file: &Path) -> Option<PathBuf> {
         let line = rest.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
         let first = Path::new(OsStr::from_bytes(words.next()?));
-        // `/usr/bin/env python3`.
-        file = match (first.file_name()?.as_bytes(), words.next()) {
+        // `/usr/bin/env python3`, or `/usr/bin/env -S python3 -u`.
+        let second = words.find(|word| *word != b"-S");
+        file = match (first.file_name()?.as_bytes(), second) {
             (b"env", Some(name)) => find_program(OsStr::from_bytes(name)).ok()?,
             _ => first.to_owned(),
         };
@@ -111,6 +238,7 @@ fn executed(file: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::named;
     use super::*;
 
     #[test]
@@ -125,20 +253,86 @@ mod tests {
         assert_eq!(Program::of_file(b"#!/bin/sh\n"), Program::default());
     }
 
-    #[test]
-    fn static_glibc_is_found() {
+    /// Compiles a program that allocates memory.
+    fn compiled(compiler: &str, options: &[&str]) -> Program {
         let dir = tempfile::tempdir().expect("a directory");
         let program = dir.path().join("program");
-        let mut gcc = std::process::Command::new("gcc");
-        gcc.args(["-static", "-x", "c", "-o"]).arg(&program).arg("-");
-        let mut gcc = gcc.stdin(std::process::Stdio::piped()).spawn().expect("gcc links Rust here");
+        let mut compiler = std::process::Command::new(compiler);
+        compiler.args(options).args(["-x", "c", "-o"]).arg(&program).arg("-");
+        let mut compiler =
+            compiler.stdin(std::process::Stdio::piped()).spawn().expect("an installed compiler");
         let source =
             b"#include <stdlib.h>\nint main(int n, char **v) { return !malloc(n + !*v); }\n";
-        std::io::Write::write_all(&mut gcc.stdin.take().expect("piped"), source)
-            .expect("gcc reads its input");
-        assert!(gcc.wait().expect("gcc ends").success(), "glibc's static library is installed");
-        let got = Program::of(program.as_os_str(), &Trace::default());
+        std::io::Write::write_all(&mut compiler.stdin.take().expect("piped"), source)
+            .expect("the compiler reads its input");
+        assert!(compiler.wait().expect("it ends").success(), "the C library is installed");
+        Program::of(program.as_os_str(), &Trace::default())
+    }
+
+    #[test]
+    fn static_glibc_is_found() {
+        let got = compiled("gcc", &["-static"]);
         assert_eq!(got, Program { glibc: true, fixed: true, ..Program::default() });
+        assert!(got.obstacle(&Apply::Populate(1)).is_some_and(|why| why.contains("statically")));
+        assert_eq!(got.obstacle(&named::malloc_thp()), None);
+    }
+
+    #[test]
+    fn musl_is_found() {
+        if find_program("musl-gcc".as_ref()).is_err() {
+            eprintln!("musl-gcc is not installed: not tested");
+            return;
+        }
+        let got = compiled("musl-gcc", &[]);
+        assert_eq!(got, Program { musl: true, ..Program::default() });
+        assert!(got.rejects_library());
+        assert!(got.obstacle(&named::malloc_thp()).is_some_and(|why| why.contains("musl")));
+    }
+
+    #[test]
+    fn obstacles_depend_on_the_advice() {
+        let glibc = Program { glibc: true, ..Program::default() };
+        let privileged = Program { privileged: true, ..glibc };
+        let allocator = Program { allocator: true, ..Program::default() };
+        let foreign = Program { foreign: true, ..Program::default() };
+        let go = Program { go: true, ..Program::default() };
+        let populate = Apply::Populate(1 << 20);
+        let malloc = named::malloc_keeps_memory();
+        for (program, on_populate, on_malloc) in [
+            (Program::default(), "", ""),
+            (glibc, "", ""),
+            (privileged, "ignores LD_PRELOAD", "glibc ignores settings of malloc"),
+            (allocator, "only mappings", "its own allocator"),
+            (foreign, "another machine", ""),
+            (go, "Go makes mappings", "does not contain glibc"),
+        ] {
+            let of = |apply: &Apply| program.obstacle(apply).unwrap_or_default();
+            let (got, of_malloc) = (of(&populate), of(&malloc));
+            assert!(got.contains(on_populate) && got.is_empty() == on_populate.is_empty(), "{got}");
+            assert!(
+                of_malloc.contains(on_malloc) && of_malloc.is_empty() == on_malloc.is_empty(),
+                "{of_malloc}"
+            );
+            assert_eq!((of(&Apply::WithoutThp), of(&named::gogc(200))), ("", ""));
+        }
+    }
+
+    #[test]
+    fn rights_change_with_owner_group_and_capabilities() {
+        let user = (1000, 1000);
+        assert!(changes_rights(0o4755, (0, 0), false, user));
+        assert!(!changes_rights(0o4755, user, false, user), "the user's own file");
+        assert!(changes_rights(0o2755, (1000, 42), false, user));
+        assert!(!changes_rights(0o2644, (1000, 42), false, user), "no permission of the group");
+        assert!(changes_rights(0o755, (0, 0), true, user));
+        assert!(!changes_rights(0o755, (0, 0), true, (0, 0)), "root has all capabilities");
+        assert!(!changes_rights(0o755, (0, 0), false, user));
+    }
+
+    #[test]
+    fn program_for_32_bits_is_foreign() {
+        assert!(Program::of_file(b"\x7fELF\x01\x01\x01").foreign);
+        assert!(!Program::named("sh".as_ref()).foreign);
     }
 
     /// The constants of this test contain the words of such an allocator, like those of a program
@@ -156,7 +350,9 @@ mod tests {
         fs::write(&script, "#!/usr/bin/env sh\n").expect("written");
         let sh = executed(&script).expect("an installed sh");
         assert!(sh.ends_with("sh"), "{}", sh.display());
+        fs::write(&script, "#!/usr/bin/env -S sh -e\n").expect("written");
+        assert_eq!(executed(&script), Some(sh));
         fs::write(&script, format!("#!{}\n", script.display())).expect("written");
-        assert_eq!(executed(&script), None, "gcc ends");
+        assert_eq!(executed(&script), None, "a script that is its own interpreter");
     }
 }

@@ -3,7 +3,8 @@
 use super::collector::{GOGC, Saved};
 use super::costs::Costs;
 use super::findings::Findings;
-use super::item::{Apply, Item, Open, size};
+use super::item::{Item, Open, size};
+use super::named;
 use super::sysfs::Mode;
 use super::time::{fewer, folio_time, touch_time};
 use faultless::PAGE_SIZE;
@@ -34,7 +35,7 @@ fn lazily(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: findings.census.discarded as f64 * touch_time(findings, costs),
         spared: Some(findings.census.discarded as f64 * findings.single()),
         unused: 0,
-        apply: Apply::Environment(vec![("GODEBUG", "madvdontneed=0".into())]),
+        apply: named::go_frees_lazily(),
         at_best: 0.0,
         remarks: vec!["freed memory counts as resident until the kernel needs it"],
     })
@@ -52,7 +53,7 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: cpu_ms * 1e6 - (bytes / PAGE_SIZE) as f64 * costs.page,
         spared: None,
         unused: bytes,
-        apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
+        apply: named::gogc(GOGC.into()),
         at_best: 0.0,
         remarks: vec![
             "from the collector's trace of one run, which excludes sweeping and write barriers; unused memory is garbage not yet collected",
@@ -70,7 +71,7 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving: folio_time(&findings.now, costs) - folio_time(with, costs),
         spared: Some(fewer(&findings.now, with)),
         unused: with.outcome.peak_untouched * PAGE_SIZE,
-        apply: java("-XX:+UseTransparentHugePages".into()),
+        apply: named::java_thp(),
         at_best: 0.0,
         remarks: Vec::new(),
     })
@@ -92,7 +93,7 @@ fn pretouch(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         spared: None,
         unused: unused * PAGE_SIZE,
-        apply: java("-XX:+AlwaysPreTouch".into()),
+        apply: named::java_touches_heap(),
         at_best: 0.0,
         remarks: vec![
             "moves faults to the start: the program starts later and waits less afterwards",
@@ -113,11 +114,11 @@ pub fn open(findings: &Findings) -> Vec<Open> {
                   cost of collections; `advise -- PROGRAM` measures the cost for a single \
                   process that does not request collections itself"
                 .into(),
-            apply: Apply::Environment(vec![("GOGC", GOGC.to_string())]),
+            apply: named::gogc(GOGC.into()),
         });
     }
     if let Some(heap) = java_heap(findings).filter(|heap| heap.begun < heap.usable) {
-        let megabytes = heap.usable.div_ceil(1 << 20);
+        let megabytes = named::mebibytes(heap.usable);
         out.push(Open {
             name: "Java heap of one size".into(),
             action: format!("-Xms{megabytes}m"),
@@ -128,7 +129,7 @@ pub fn open(findings: &Findings) -> Vec<Open> {
                 size(heap.begun),
                 size(heap.usable)
             ),
-            apply: java(format!("-Xms{megabytes}m")),
+            apply: named::java_heap(heap.usable),
         });
     }
     out
@@ -146,15 +147,11 @@ fn java_heap(findings: &Findings) -> Option<&Reserved> {
     Some(heaps.fold(first, |most, one| if one.usable > most.usable { one } else { most }))
 }
 
-/// Returns options for a Java virtual machine started by the program.
-fn java(options: String) -> Apply {
-    Apply::Environment(vec![("JAVA_TOOL_OPTIONS", options)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::collector::Collector;
     use super::super::costs::tests::{costs, taken};
+    use super::super::item::Apply;
     use super::super::items::tests::{find, findings, sizes};
     use super::super::program::Program;
     use super::*;
@@ -190,8 +187,8 @@ mod tests {
         let on_taken = predicted(&findings, &taken(&costs()));
         assert!(find(&on_taken, "Java touches its heap").saving < got.saving);
         assert_eq!(names(&findings), ["Java heap of one size"]);
-        let options = vec![("JAVA_TOOL_OPTIONS", "-Xms256m".to_owned())];
-        assert_eq!(open(&findings)[0].apply, Apply::Environment(options));
+        let options = Apply::environment([("JAVA_TOOL_OPTIONS", "-Xms256m".to_owned())]);
+        assert_eq!(open(&findings)[0].apply, options);
         // A heap that starts at its full size.
         findings.reserved = vec![Reserved { begun: HEAP.usable, ..HEAP }];
         assert!(names(&findings).is_empty());

@@ -185,15 +185,19 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// Sets a setting of huge pages to a value. The earlier value is restored when the loan is
+    /// Writes a value to each file of `settings`. The earlier values are restored when the loan is
     /// dropped or the process ends in any way. Returns `None` if the user interrupted the wait for
     /// another command's loan.
     ///
     /// # Errors
-    /// The file cannot be read or written.
-    pub fn take(file: &Path, value: &str, observer: &dyn Observer) -> Result<Option<Self>, Error> {
+    /// A file cannot be read or written.
+    pub fn take(
+        settings: &[(PathBuf, String)],
+        observer: &dyn Observer,
+    ) -> Result<Option<Self>, Error> {
         let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
-        Self::keep(turn, &[(file, value)]).map(Some)
+        let changes: Vec<_> = settings.iter().map(|(file, value)| (&**file, &**value)).collect();
+        Self::keep(turn, &changes).map(Some)
     }
 
     /// Permits programs to request folios of `order`. Changes no setting if such requests are

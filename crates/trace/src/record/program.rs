@@ -40,16 +40,18 @@ pub fn find(name: &OsStr) -> io::Result<PathBuf> {
 /// then ends recordings of unprivileged users.
 pub(super) fn changes_user(path: &Path) -> bool {
     let rights = libc::S_ISUID | libc::S_ISGID;
-    let attribute = || {
-        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-        // SAFETY: both strings end with a zero. A size of 0 asks for the length alone.
-        let len = unsafe {
-            let key = c"security.capability".as_ptr();
-            libc::getxattr(name.as_ptr(), key, std::ptr::null_mut(), 0)
-        };
-        Some(len > 0)
+    fs::metadata(path).is_ok_and(|meta| meta.mode() & rights != 0) || has_capabilities(path)
+}
+
+/// Returns whether the file at `path` gives capabilities to the program.
+pub fn has_capabilities(path: &Path) -> bool {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: both strings end with a zero. A size of 0 asks for the length alone.
+    let len = unsafe {
+        let key = c"security.capability".as_ptr();
+        libc::getxattr(name.as_ptr(), key, std::ptr::null_mut(), 0)
     };
-    fs::metadata(path).is_ok_and(|meta| meta.mode() & rights != 0) || attribute().unwrap_or(false)
+    len > 0
 }
 
 fn executable(path: &Path) -> io::Result<()> {

@@ -1,0 +1,283 @@
+//! Advice that applies to one process, by stable short names.
+//!
+//! The rows of the report and `faultless run --apply` create the same [`Apply`] by the functions of
+//! this file.
+
+use super::collector;
+use super::heap::LARGER_PAD;
+use super::item::Apply;
+use crate::suggest;
+use faultless_workload::Kind;
+use std::str::FromStr;
+
+/// The variables with which glibc's `malloc` keeps freed memory: no separate mappings, and a
+/// threshold of trimming that no program reaches.
+pub const KEEP: [(&str, &str); 2] =
+    [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
+/// The limit of arenas advised to a program with more: the heap, and one arena for all other
+/// threads.
+pub const ARENAS: u64 = 2;
+/// The smallest size in bytes of a mapping that the preloaded library populates.
+const LEAST: u64 = 64 << 10;
+/// The size in bytes of the smallest mapping to populate, if the user gives none.
+const POPULATE: u64 = 1 << 20;
+
+/// An advice by its short name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    text: String,
+    apply: Apply,
+}
+
+/// The value of a name.
+enum Value {
+    /// The name has no value.
+    Without,
+    /// The kind, and the default.
+    Optional(Kind, u64),
+    /// The kind, and an example.
+    Required(Kind, &'static str),
+}
+
+/// A short name.
+struct Row {
+    name: &'static str,
+    value: Value,
+    meaning: &'static str,
+    apply: fn(u64) -> Apply,
+}
+
+/// All short names.
+static ROWS: [Row; 11] = [
+    Row {
+        name: "no-thp",
+        value: Value::Without,
+        meaning: "no transparent huge pages",
+        apply: |_| Apply::WithoutThp,
+    },
+    Row {
+        name: "populate",
+        value: Value::Optional(Kind::Size, POPULATE),
+        meaning: "populate new mappings of this size and more",
+        apply: Apply::Populate,
+    },
+    Row {
+        name: "malloc-thp",
+        value: Value::Without,
+        meaning: "glibc's malloc requests huge pages",
+        apply: |_| malloc_thp(),
+    },
+    Row {
+        name: "malloc-keeps-memory",
+        value: Value::Without,
+        meaning: "glibc's malloc returns no memory",
+        apply: |_| malloc_keeps_memory(),
+    },
+    Row {
+        name: "malloc-grows",
+        value: Value::Optional(Kind::Size, LARGER_PAD),
+        meaning: "glibc's heap grows in steps of this size",
+        apply: malloc_grows,
+    },
+    Row {
+        name: "malloc-arenas",
+        value: Value::Optional(Kind::Count(1, 4096), ARENAS),
+        meaning: "the maximum of glibc's arenas",
+        apply: malloc_arenas,
+    },
+    Row {
+        name: "go-frees-lazily",
+        value: Value::Without,
+        meaning: "Go keeps freed pages until the kernel needs them",
+        apply: |_| go_frees_lazily(),
+    },
+    Row {
+        name: "gogc",
+        value: Value::Optional(Kind::Count(1, 1_000_000), collector::GOGC as u64),
+        meaning: "Go collects at this growth of the heap, in percent",
+        apply: gogc,
+    },
+    Row {
+        name: "java-thp",
+        value: Value::Without,
+        meaning: "huge pages for the Java heap",
+        apply: |_| java_thp(),
+    },
+    Row {
+        name: "java-touches-heap",
+        value: Value::Without,
+        meaning: "Java touches its heap at the start",
+        apply: |_| java_touches_heap(),
+    },
+    Row {
+        name: "java-heap",
+        value: Value::Required(Kind::Size, "256M"),
+        meaning: "the Java heap has this size from the start",
+        apply: java_heap,
+    },
+];
+
+impl Row {
+    /// Returns the form of the name with its value.
+    fn form(&self) -> String {
+        match &self.value {
+            Value::Without => self.name.to_owned(),
+            Value::Optional(kind, default) => format!("{}[={}]", self.name, kind.show(*default)),
+            Value::Required(_, example) => format!("{}={example}", self.name),
+        }
+    }
+
+    /// Parses the value of the name.
+    fn parse(&self, text: Option<&str>) -> Result<u64, String> {
+        let name = self.name;
+        let (kind, example) = match (&self.value, text) {
+            (Value::Without, None) => return Ok(0),
+            (Value::Without, Some(_)) => return Err(format!("{name} has no value: use {name}")),
+            (Value::Optional(_, default), None) => return Ok(*default),
+            (Value::Optional(kind, default), Some(_)) => (kind, kind.show(*default)),
+            (Value::Required(kind, example), _) => (kind, (*example).to_owned()),
+        };
+        let wanted = || format!("{name} needs {kind}, as in {name}={example}");
+        let value = kind.parse(text.unwrap_or_default()).ok_or_else(wanted)?;
+        if name == "populate" && value < LEAST {
+            let least = kind.show(LEAST);
+            return Err(format!(
+                "smaller mappings are not populated: use populate={least} or more"
+            ));
+        }
+        Ok(value)
+    }
+}
+
+impl Named {
+    /// Returns the text with which the advice was named.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns the way to apply the advice.
+    pub fn apply(&self) -> &Apply {
+        &self.apply
+    }
+}
+
+impl FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) =
+            text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        let row = ROWS.iter().find(|row| row.name == name).ok_or_else(|| {
+            let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+            format!("one of {}{}", names.join(", "), suggest::hint(name, names.iter().copied()))
+        })?;
+        let apply = (row.apply)(row.parse(value)?);
+        Ok(Self { text: text.to_owned(), apply })
+    }
+}
+
+/// Returns each name with the form of its value, and its meaning.
+pub fn names() -> impl Iterator<Item = (String, &'static str)> {
+    ROWS.iter().map(|row| (row.form(), row.meaning))
+}
+
+/// glibc's `malloc` requests huge pages.
+pub fn malloc_thp() -> Apply {
+    Apply::environment([("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1".into())])
+}
+
+/// glibc's `malloc` keeps freed memory.
+pub fn malloc_keeps_memory() -> Apply {
+    Apply::environment(KEEP.map(|(name, value)| (name, value.to_owned())))
+}
+
+/// glibc's heap grows by this number of bytes at a time.
+pub fn malloc_grows(bytes: u64) -> Apply {
+    Apply::environment([("MALLOC_TOP_PAD_", bytes.to_string())])
+}
+
+/// glibc's `malloc` has at most this number of arenas.
+pub fn malloc_arenas(most: u64) -> Apply {
+    Apply::environment([("MALLOC_ARENA_MAX", most.to_string())])
+}
+
+/// Go keeps freed pages mapped until the kernel needs them.
+pub fn go_frees_lazily() -> Apply {
+    Apply::environment([("GODEBUG", "madvdontneed=0".into())])
+}
+
+/// Go collects when its heap has grown by this share, in percent.
+pub fn gogc(percent: u64) -> Apply {
+    Apply::environment([("GOGC", percent.to_string())])
+}
+
+/// A Java heap in huge pages.
+pub fn java_thp() -> Apply {
+    java("-XX:+UseTransparentHugePages".into())
+}
+
+/// A Java virtual machine touches its heap before it starts the program.
+pub fn java_touches_heap() -> Apply {
+    java("-XX:+AlwaysPreTouch".into())
+}
+
+/// The Java heap has this number of bytes from the start.
+pub fn java_heap(bytes: u64) -> Apply {
+    java(format!("-Xms{}m", mebibytes(bytes)))
+}
+
+/// Returns a size of the Java heap in MiB, rounded up.
+pub fn mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// Returns options for a Java virtual machine started by the program.
+fn java(options: String) -> Apply {
+    Apply::environment([("JAVA_TOOL_OPTIONS", options)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Apply, String> {
+        text.parse().map(|named: Named| named.apply)
+    }
+
+    #[test]
+    fn every_form_in_the_list_is_accepted() {
+        for (form, _) in names() {
+            let plain = form.split('[').next().expect("a name");
+            assert_ne!(parsed(plain), Ok(Apply::Nothing), "{form}");
+            let with_default = form.replace(['[', ']'], "");
+            assert_eq!(parsed(plain), parsed(&with_default), "{form}");
+        }
+        assert_eq!(names().count(), ROWS.len());
+    }
+
+    #[test]
+    fn values_reach_the_setting() {
+        assert_eq!(parsed("populate=2M"), Ok(Apply::Populate(2 << 20)));
+        assert_eq!(parsed("gogc=150"), Ok(gogc(150)));
+        assert_eq!(parsed("malloc-grows=1M"), Ok(malloc_grows(1 << 20)));
+        let heap = Apply::environment([("JAVA_TOOL_OPTIONS", "-Xms1024m".into())]);
+        assert_eq!(parsed("java-heap=1G"), Ok(heap));
+    }
+
+    #[test]
+    fn wrong_names_and_values_are_explained() {
+        for (wrong, expected) in [
+            ("malloc-keep-memory", "did you mean malloc-keeps-memory?"),
+            ("thp", "one of no-thp, populate, "),
+            ("", "one of no-thp, populate, "),
+            ("no-thp=1", "no-thp has no value"),
+            ("populate=4K", "use populate=64K or more"),
+            ("populate=many", "populate needs "),
+            ("gogc=0", "a number from 1 to 1000000"),
+            ("java-heap", "as in java-heap=256M"),
+        ] {
+            let error = parsed(wrong).expect_err("wrong");
+            assert!(error.contains(expected), "{wrong}: {error}");
+        }
+    }
+}
