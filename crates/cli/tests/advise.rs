@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Ran, command, faultless, json_lines, send, value};
+use faultless_analysis::advise::file::decode;
 use faultless_trace::recordings;
 use nix::sys::signal::Signal;
 use std::fs;
@@ -160,7 +161,9 @@ fn try_pairs_runs_with_and_without_each_advice() {
         "echo \"${{MALLOC_MMAP_MAX_-}};${{GLIBC_TUNABLES-}}\" >> {}; {FAULTS}",
         file.display()
     );
-    let args = ["--try", "--rounds", "2", "--json", "-", "--", "sh", "-c", &shell];
+    let saved = dir.path().join("saved.toml");
+    let save = saved.to_str().expect("text");
+    let args = ["--try", "--rounds", "2", "--save", save, "--json", "-", "--", "sh", "-c", &shell];
     let measured = "measured_seconds";
     let is_tried = |lines: &[serde_json::Value], name: &str| {
         lines.iter().any(|line| line["metric"] == measured && line["setting"] == name)
@@ -188,6 +191,10 @@ fn try_pairs_runs_with_and_without_each_advice() {
         // Two rounds have no interval of 95 %.
         assert_eq!(value(&lines, "linux-", setting, "interval_from_seconds"), None, "{setting}");
     }
+    // Without an interval no saving is confirmed.
+    let advice = fs::read_to_string(&saved).expect("saved");
+    assert_eq!(decode(&saved, &advice).map_err(|error| error.to_string()), Ok(Vec::new()));
+    assert!(text.contains(&format!("{save}: no advice")), "{text}");
     let written = fs::read_to_string(&file).expect("the program ran");
     let runs = |with: &str| written.lines().filter(|line| line.contains(with)).count();
     assert_eq!(runs("0;"), 2, "{written}");

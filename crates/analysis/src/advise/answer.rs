@@ -1,8 +1,9 @@
 //! The answer for one program: the time of its faults, and the predicted saving of each setting.
 
 use super::costs::Costs;
+use super::file::Advice;
 use super::findings::Findings;
-use super::item::{Item, Open};
+use super::item::{Apply, Item, Open};
 use super::items::{open, predict, prefault};
 use super::once::Run;
 use super::time::spent;
@@ -102,6 +103,23 @@ impl<'a> Answer<'a> {
     /// Returns whether a saving or a loss of this number of nanoseconds is worth a row.
     pub fn worth(&self, saving: f64) -> bool {
         saving.abs() >= LEAST && self.share(saving).abs() >= WORTH
+    }
+
+    /// Returns whether an item is predicted to save enough for a row.
+    pub fn saves(&self, item: &Item) -> bool {
+        item.saving > 0.0 && self.worth(item.saving)
+    }
+
+    /// Returns the advice that is worth a row, and can be applied.
+    pub fn chosen(&self) -> Vec<Advice> {
+        let able = |item: &&Item| self.saves(item) && item.apply != Apply::Nothing;
+        let advice = |item: &Item| Advice {
+            name: item.name.clone(),
+            predicted: Some(item.saving / 1e9),
+            measured: None,
+            apply: item.apply.clone(),
+        };
+        self.shown().into_iter().filter(able).map(advice).collect()
     }
 
     /// Returns the items with a row each. Of the mTHP sizes, only the best has a row.
@@ -220,6 +238,27 @@ mod tests {
     use super::super::sysfs::Mode;
     use super::*;
     use faultless_trace::recordings;
+
+    #[test]
+    fn chosen_advice_saves_and_can_be_applied() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let findings = findings("python", sizes(Mode::Madvise));
+        let mut answer = Answer::new(&findings, costs(), None, &source.trace);
+        let all = answer.seconds * 1e9;
+        for item in &mut answer.items {
+            item.saving = match &*item.name {
+                "malloc keeps memory" | "text on huge pages" => 0.5 * all,
+                "mTHP 64 kB" => -0.5 * all,
+                _ => 0.0,
+            };
+        }
+        let chosen = answer.chosen();
+        let names: Vec<_> = chosen.iter().map(|advice| &*advice.name).collect();
+        assert_eq!(names, ["malloc keeps memory"]);
+        assert!(answer.items.iter().any(|item| item.name == "text on huge pages"));
+        assert_eq!(chosen[0].predicted, Some(0.5 * all / 1e9));
+    }
 
     #[test]
     fn faults_never_take_more_than_the_kernel_time_of_the_run() {

@@ -11,6 +11,7 @@
 
 use super::answer::Answer;
 use super::costs::Meter;
+use super::file::Advice;
 use super::interval::Saving;
 use super::item::{Apply, Item, Open};
 use super::once::{Run, once};
@@ -149,6 +150,8 @@ fn add_pairs(
 pub struct Compared<'a> {
     /// The name of the advice.
     pub name: &'a str,
+    /// The way to apply the advice.
+    pub apply: &'a Apply,
     /// The predicted saving, in seconds; `None` without a prediction.
     pub predicted: Option<f64>,
     /// The measured saving, in seconds of processor time; `None` if no pair succeeded.
@@ -191,6 +194,7 @@ impl Trial<'_> {
             || !matches!(self.tried.apply, Apply::Populate(_));
         Some(Compared {
             name: self.tried.name,
+            apply: self.tried.apply,
             predicted: now,
             saving,
             elapsed: self.saving(|run| run.wall),
@@ -212,6 +216,18 @@ impl Compared<'_> {
     /// Returns whether the saving is beyond the noise, and the number of faults confirms it.
     pub fn is_sure(&self) -> bool {
         self.saving.is_some_and(|saving| saving.is_sure()) && self.moved
+    }
+
+    /// Returns the advice if its measured saving is confirmed.
+    pub fn confirmed(&self) -> Option<Advice> {
+        let measured = self.saving.map(|saving| saving.middle);
+        let confirmed = self.is_sure() && measured.is_some_and(|seconds| seconds > 0.0);
+        confirmed.then(|| Advice {
+            name: self.name.to_owned(),
+            predicted: self.predicted,
+            measured,
+            apply: self.apply.clone(),
+        })
     }
 
     /// Passes the figures of the advice to `figures`.
@@ -283,6 +299,16 @@ mod tests {
         let compared = trial.compared(&[]).expect("pairs");
         assert!(compared.is_sure() && compared.failed == 7, "{compared:?}");
         assert_eq!(compared.times[0].len(), 7);
+        // A saving is confirmed, a loss is not.
+        let confirmed = compared.confirmed().expect("a saving");
+        assert_eq!((&*confirmed.name, confirmed.predicted), ("fails", None));
+        assert!(confirmed.measured.is_some_and(|seconds| (seconds - 0.1).abs() < 0.01));
+        let loss = compared.saving.map(|Saving { middle, interval }| Saving {
+            middle: -middle,
+            interval: interval.map(|[low, high]| [-high, -low]),
+        });
+        let loss = Compared { saving: loss, ..compared };
+        assert!(loss.is_sure() && loss.confirmed().is_none());
     }
 
     /// A positive number is a saving in every column; the key `faults_change` names a change.

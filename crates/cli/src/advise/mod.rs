@@ -6,23 +6,27 @@
 //! applied to one run is [tried](trial).
 
 mod print;
+mod save;
 mod trial;
 
 use crate::error::CliError;
 use crate::interrupt;
 use crate::number::within;
-use crate::record::{self, exit_code};
+use crate::output;
+use crate::record::{self, exit_code, not_found};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, say};
 use clap::ArgGroup;
 use faultless_analysis::advise::answer::Answer;
+use faultless_analysis::advise::file::Advice;
 use faultless_analysis::advise::program::Program;
 use faultless_analysis::advise::{Measured, STEPS, measure};
 use faultless_analysis::replay::Source;
 use faultless_trace::plan::Plan;
-use faultless_trace::record::{RecordError, Signals, find_program};
+use faultless_trace::record::{Signals, find_program};
+use save::Save;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -37,7 +41,7 @@ faultless advise [OPTIONS] -- <CMD>...
 Examples:
   faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'
   faultless advise app.fltrace
-  faultless advise --try -- ./app
+  faultless advise --try --save app.toml -- ./app
   faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
 pub struct AdviseArgs {
     /// Analyse this recording: a file, or the name of a bundled one
@@ -53,6 +57,10 @@ pub struct AdviseArgs {
     /// restored afterwards, also if the command is killed
     #[arg(long)]
     pub sysfs: bool,
+    /// Write the advice that saves time to FILE, for `faultless run --advice FILE`; with --try, the
+    /// advice with a confirmed saving. FILE is replaced when the results are complete
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
     /// Accept an incomplete recording if permission for all events is missing
     #[arg(long)]
     pub lesser: bool,
@@ -77,14 +85,13 @@ fn behind(file: &Path, error: CliError) -> CliError {
 /// Records or reads, counts, measures, and prints. Returns the exit status of the program.
 pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let name = args.program.first().map(OsString::as_os_str);
-    let found = name.map(|name| {
-        find_program(name).map_err(|error| {
-            CliError::Usage(RecordError::Run(name.display().to_string(), error).to_string())
-        })
-    });
+    let found = name.map(|name| find_program(name).map_err(|error| not_found(name, error)));
     let found = found.transpose()?;
     let inputs: Vec<&Path> =
         args.recording.as_deref().into_iter().chain(found.as_deref()).collect();
+    let outputs = [("--json", args.json.json.as_deref()), ("--save", args.save.as_deref())];
+    output::apart(&outputs)?;
+    let save = args.save.as_deref().map(|file| Save::new(file, &inputs)).transpose()?;
     let mut json = Json::open(&args.json, &inputs)?;
     let (mut source, status) = match &args.recording {
         Some(file) => (read(file)?, None),
@@ -112,8 +119,11 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let command = status.is_some().then_some(&args.program[..]);
     let measured = measure(&source, program, command, args.sysfs, &progress)?;
     drop(progress);
-    advise(args, &source, measured, &mut json)?;
+    let advice = advise(args, &source, measured, &mut json)?;
     json.complete()?;
+    if let Some(save) = save {
+        save.write(&source.trace.header.program, &advice)?;
+    }
     Ok(code)
 }
 
@@ -129,13 +139,13 @@ fn read(file: &Path) -> Result<Source, CliError> {
     }
 }
 
-/// Prints the answer, and tries the advice if requested.
+/// Prints the answer, and tries the advice if requested. Returns the advice that saves time.
 fn advise(
     args: &AdviseArgs,
     source: &Source,
     measured: Measured,
     json: &mut Json,
-) -> Result<(), CliError> {
+) -> Result<Vec<Advice>, CliError> {
     let Measured { findings, mut meter, plain } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
     let (mut out, style) = report::output(&args.json);
@@ -143,9 +153,9 @@ fn advise(
     print::print(&answer, &mut *out, style)?;
     answer.figures(json, &context)?;
     if args.trial {
-        trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context))?;
+        return trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context));
     }
-    Ok(())
+    Ok(answer.chosen())
 }
 
 /// Records the program, which keeps its input and output. Also returns whether processes of the

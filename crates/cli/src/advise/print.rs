@@ -14,7 +14,7 @@ use std::io::Write;
 pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
     print_faults(answer, out)?;
     let (worth, rest): (Vec<_>, Vec<_>) =
-        answer.shown().into_iter().partition(|item| item.saving > 0.0 && answer.worth(item.saving));
+        answer.shown().into_iter().partition(|item| answer.saves(item));
     print_worth(answer, &worth, out, style)?;
     print_sizes(answer, out)?;
     print_rest(answer, rest, out)

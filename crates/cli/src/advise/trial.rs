@@ -8,6 +8,7 @@ use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use faultless_analysis::advise::answer::{Answer, WORTH};
 use faultless_analysis::advise::costs::Meter;
+use faultless_analysis::advise::file::Advice;
 use faultless_analysis::advise::interval::FEWEST;
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::trial::{self, Compared, Trial, Tried, candidates};
@@ -16,7 +17,7 @@ use faultless_analysis::rates::median;
 use faultless_analysis::{Context, Error};
 use std::io::Write;
 
-/// Tries each advice that can be applied.
+/// Tries each advice that can be applied. Returns the confirmed advice.
 ///
 /// # Errors
 /// The output is closed, or a run failed. The results of the complete pairs are printed before.
@@ -26,7 +27,7 @@ pub fn run(
     answer: &Answer<'_>,
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
-) -> Result<(), CliError> {
+) -> Result<Vec<Advice>, CliError> {
     let (tried, left) = candidates(answer, args.sysfs);
     for item in left {
         writeln!(out, " {} is a setting of the whole system: --sysfs permits a trial", item.name)?;
@@ -37,13 +38,13 @@ pub fn run(
             " No setting to try is predicted to change the run by {:.0} %.",
             100.0 * WORTH
         )?;
-        return Ok(());
+        return Ok(Vec::new());
     }
     // Without a plain run the user has interrupted the command.
     let plain = answer.plain.filter(|_| !interrupt::requested());
     let Some(plain) = plain else {
         writeln!(out, "{NOT_TRIED}")?;
-        return Ok(());
+        return Ok(Vec::new());
     };
     let reporting = meter.costs().reporting();
     let (trials, failure) = measured((args, plain), &tried, meter, answer);
@@ -61,7 +62,8 @@ pub fn run(
     } else if interrupt::requested() {
         writeln!(out, "{NOT_TRIED}")?;
     }
-    failure.map_or(Ok(()), |failure| Err(failure.into()))
+    let confirmed = results.iter().filter_map(Compared::confirmed).collect();
+    failure.map_or(Ok(confirmed), |failure| Err(failure.into()))
 }
 
 /// The end of an interrupted command without results of pairs.
@@ -193,11 +195,13 @@ fn print_runs(out: &mut dyn Write, trials: &[Trial<'_>], reporting: bool) -> Res
 mod tests {
     use super::*;
     use faultless_analysis::advise::interval::Saving;
+    use faultless_analysis::advise::item::Apply;
 
     #[test]
     fn advice_with_failed_runs_is_marked() {
         let compared = |saving, failed| Compared {
             name: "malloc on THP",
+            apply: &Apply::Nothing,
             predicted: Some(0.5),
             saving,
             elapsed: -0.0001,

@@ -10,8 +10,9 @@ use crate::report::say;
 use clap::ArgGroup;
 use faultless_trace::compact;
 use faultless_trace::record::{Extent, RecordError, Recorded, Setup, Signals, find_program};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -60,9 +61,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     let _signals = Signals::hold();
     // Wrong arguments are reported first, also on a system without perf.
     let name = args.program.first().map_or("".as_ref(), OsString::as_os_str);
-    let program = find_program(name).map_err(|error| {
-        CliError::Usage(RecordError::Run(name.display().to_string(), error).to_string())
-    })?;
+    let program = find_program(name).map_err(|error| not_found(name, error))?;
     let named = |output: &PathBuf| output.extension().is_some_and(|e| e == compact::EXTENSION);
     let compact = args.compact || args.output.as_ref().is_some_and(named);
     let output = args.output(if compact { PORTABLE } else { "perf.data" })?;
@@ -96,6 +95,11 @@ fn report(output: &Path, recorded: &Recorded) {
     say!("{file}: {:.1} KB", size as f64 / 1e3);
     say!("{}", recorded.trace.summary());
     say!("next: faultless replay {file} --policies, or faultless advise {file}");
+}
+
+/// Returns the error for a program that does not exist, or cannot be executed.
+pub fn not_found(program: &OsStr, error: io::Error) -> CliError {
+    CliError::Usage(RecordError::Run(program.display().to_string(), error).to_string())
 }
 
 /// Returns the method of recording on this system. Prints the events missing from the recording if
