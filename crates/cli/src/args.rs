@@ -7,6 +7,7 @@ use crate::compare::CompareArgs;
 use crate::profiles::ProfilesArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
+use crate::run::RunArgs;
 use crate::scale::ScaleArgs;
 use crate::stat::StatArgs;
 use crate::text::TextArgs;
@@ -26,6 +27,7 @@ Examples:
   faultless record -o app.fltrace -- ./app  record a program's memory use
   faultless replay app.fltrace --policies   compare the policies for it
   faultless advise -- ./app                 Linux settings with fewer faults
+  faultless run --apply no-thp -- ./app     run it with such a setting
   faultless boot ./app                      a static program on the bare machine
   faultless versus                          cost of faults there and on Linux
   faultless scale pft                       on 1 to 192 simulated CPUs
@@ -33,8 +35,8 @@ Examples:
 
 Exit status: 0; 2 for wrong arguments, or an input file or program that is
 missing or unusable; 1 for other failures; 128 plus its number for a signal.
-`record`, `advise` and `boot` return the exit status of their program, and
-`boot --timeout` returns 124."
+`record`, `advise`, `run` and `boot` return the exit status of their program,
+and `boot --timeout` returns 124."
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -118,6 +120,18 @@ pub enum Command {
     /// setting, and the measured saving is printed beside the prediction. These runs read no input,
     /// and their output is dropped. The exit status is that of the recorded run.
     Advise(AdviseArgs),
+    /// Start a program with advice in force, for this process and its children alone
+    ///
+    /// The advice is named by --apply, or comes from a file of `advise --save`; both combine.
+    /// Environment variables are set, lists such as GLIBC_TUNABLES are joined with their present
+    /// values, huge pages are switched off by prctl, and a preloaded library populates mappings.
+    /// The command becomes the program (exec), so its process, signals, terminal and exit status
+    /// are the program's. The exit status is 2 if the program does not exist or cannot be executed.
+    ///
+    /// Settings of the whole system are never changed: their commands are printed on standard
+    /// error. A warning is printed if an advice has no effect on the program, such as the preloaded
+    /// library on a static program. The library is kept in $XDG_CACHE_HOME/faultless.
+    Run(RunArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C

@@ -4,8 +4,9 @@
 //! arguments, and prints results.
 //!
 //! - [`args`]: the commands;
-//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`boot`], [`versus`],
-//!   [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its arguments;
+//! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`run`], [`boot`],
+//!   [`versus`], [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its
+//!   arguments;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`set`]: the option `--set`;
@@ -27,6 +28,7 @@ mod profiles;
 mod record;
 mod replay;
 mod report;
+mod run;
 mod scale;
 mod set;
 mod stat;
@@ -42,8 +44,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let args = Args::parse();
     // Signals sent to `record` are forwarded to the program, and so are signals sent to `advise`
-    // while it records.
-    if !matches!(args.command, Command::Record(_) | Command::Advise(_)) {
+    // while it records. `run` becomes the program.
+    if !matches!(args.command, Command::Record(_) | Command::Advise(_) | Command::Run(_)) {
         interrupt::install();
     }
     match command(args.command) {
@@ -63,7 +65,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the command. `boot`, `record` and `advise` return the exit status of their program.
+/// Runs the command. `boot`, `record`, `advise` and `run` return the exit status of their program.
 fn command(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Compare(args) => compare::run(&args),
@@ -72,6 +74,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Replay(args) => replay::run(&args),
         Command::Record(args) => return record::run(&args),
         Command::Advise(args) => return advise::run(&args),
+        Command::Run(args) => return run::run(&args),
         Command::Boot(args) => return boot::run(&args),
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),

@@ -14,6 +14,7 @@ fn help_has_examples() {
         "replay",
         "record",
         "advise",
+        "run",
         "boot",
         "versus",
         "scale",
@@ -32,6 +33,7 @@ fn help_has_examples() {
         "replay",
         "record",
         "advise",
+        "run",
         "boot",
         "versus",
         "scale",
@@ -57,6 +59,7 @@ fn examples_fit_a_terminal() {
         "replay",
         "record",
         "advise",
+        "run",
         "boot",
         "versus",
         "scale",
@@ -286,7 +289,7 @@ fn missing_qemu_error_names_the_install_command() {
     assert!(printed.contains("apt-get install qemu-system-x86"), "{printed}");
 }
 
-/// The two commands that run a program of the user.
+/// The commands that run a program of the user.
 #[test]
 fn missing_program_is_a_usage_error() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -297,6 +300,8 @@ fn missing_program_is_a_usage_error() {
     for program in ["/no/such/program", "./nosuch", plain.to_str().expect("text")] {
         // Independent of the presence of perf, and of the permission to use it.
         let error = faultless(&["record", "-o", output, "--", program]).fails(2);
+        assert!(error.contains(&format!("cannot run {program}: ")), "{error}");
+        let error = faultless(&["run", "--apply", "no-thp", "--", program]).fails(2);
         assert!(error.contains(&format!("cannot run {program}: ")), "{error}");
         let error = faultless(&["boot", program]).fails(2);
         assert!(error.contains(&format!("{program}: ")), "{error}");
