@@ -19,7 +19,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsString};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -27,8 +27,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+/// The time after which a descendant must still run to be recorded. perf fails if a process ends
+/// while perf starts.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Attempts to start perf, if a descendant has ended nevertheless.
+const ATTEMPTS: usize = 5;
 /// The directories below which control groups are.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup"];
+/// The most bytes of a message of perf.
+const MESSAGE: u64 = 1000;
 /// The size of a recording, in bytes, at which the recording ends: 8 to 12 million events. A
 /// [`Trace`](crate::Trace) has at most 16 million.
 const MAX_BYTES: u64 = 1 << 30;
@@ -113,43 +120,35 @@ impl Setup {
         mut progress: impl FnMut(Progress),
     ) -> Result<Live, RecordError> {
         let wrong = |why: String| RecordError::Subject(subject.to_string(), why);
-        let chosen = Chosen::find(subject).map_err(wrong)?;
-        let control = Control::new().map_err(|error| wrong(error.to_string()))?;
-        let mut command = Command::new(&self.perf);
-        command.arg0("perf").args(self.common(output)).args(control.arguments());
-        command.args(chosen.arguments(self.events()));
-        // The keyboard's signals reach this process alone, which then ends perf.
-        command.process_group(0);
-        // SAFETY: between fork and exec the closure only unblocks signals, which is
-        // async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                Signals::let_through();
-                Ok(())
-            });
-        }
         let run = |error| RecordError::Run(self.perf.display().to_string(), error);
         let before = children_time();
-        let mut perf = Perf(command.spawn().map_err(run)?);
-        let begun = control.enable(&mut perf.0).map_err(run)?;
+        let (mut attempt, mut chosen, mut perf, mut begun);
+        attempt = 1;
+        loop {
+            chosen = Chosen::find(subject).map_err(wrong)?;
+            perf = self.start(output, &chosen).map_err(run)?;
+            begun = perf.control.enable(&mut perf.child).map_err(run)?;
+            if begun || attempt == ATTEMPTS || chosen.runs() {
+                break;
+            }
+            attempt += 1;
+        }
         let (start, enabled_ns) = (Instant::now(), now_ns());
         let (mut snapshots, mut unread) = (Vec::new(), 0);
         let used = chosen.usage();
         if begun {
             (snapshots, unread) = chosen.snapshots().map_err(wrong)?;
         }
-        let full = begun && watch(&mut perf.0, output, start, limit, &mut progress).map_err(run)?;
+        let full =
+            begun && watch(&mut perf.child, output, start, limit, &mut progress).map_err(run)?;
         let seconds = start.elapsed().as_secs_f64();
         let usage = Chosen::since(&used);
         let status = perf.end().map_err(run)?;
         if !begun || !(status.success() || status.signal() == Some(libc::SIGINT)) {
-            let why = "perf's message is above; a process must belong to this user, or record as \
-                       root"
-                .to_owned();
-            return Err(RecordError::Perf(status, why));
+            return Err(RecordError::Perf(status, perf.message()));
         }
         let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
-        let own = [std::process::id() as i32, perf.0.id() as i32];
+        let own = [std::process::id() as i32, perf.child.id() as i32];
         let running = Running { snapshots: &snapshots, enabled_ns, own: &own };
         let mut trace = crate::perf::read_live(output, running).map_err(unwritten)?;
         let counts = trace.summary();
@@ -176,6 +175,29 @@ impl Setup {
         notes.extend(trace.header.loss());
         let recorded = Recorded { trace, status, left: Vec::new(), notes };
         Ok(Live { recorded, seconds, recorder: children_time() - before, usage, full })
+    }
+}
+
+impl Setup {
+    /// Starts perf, with its events disabled.
+    fn start(&self, output: &Path, chosen: &Chosen) -> io::Result<Perf> {
+        let (control, messages) = (Control::new()?, tempfile::tempfile()?);
+        let mut command = Command::new(&self.perf);
+        // Messages explain a failure.
+        let common = self.common(output).into_iter().filter(|arg| arg != "-q");
+        command.arg0("perf").args(common).args(control.arguments());
+        command.args(chosen.arguments(self.events())).stderr(messages.try_clone()?);
+        // The keyboard's signals reach this process alone, which then ends perf.
+        command.process_group(0);
+        // SAFETY: between fork and exec the closure only unblocks signals, which is
+        // async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                Signals::let_through();
+                Ok(())
+            });
+        }
+        Ok(Perf { child: command.spawn()?, control, messages })
     }
 }
 
@@ -230,16 +252,34 @@ fn watch(
 }
 
 /// A running perf, ended when this is dropped.
-struct Perf(Child);
+struct Perf {
+    child: Child,
+    control: Control,
+    /// Its standard error.
+    messages: File,
+}
 
 impl Perf {
     /// Ends perf, which completes its file.
     fn end(&mut self) -> io::Result<std::process::ExitStatus> {
-        if self.0.try_wait()?.is_none() {
+        if self.child.try_wait()?.is_none() {
             // SAFETY: the call touches no memory, and the process is a child that was not reaped.
-            unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGINT) };
+            unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGINT) };
         }
-        self.0.wait()
+        self.child.wait()
+    }
+
+    /// Returns the beginning of its messages, and a remedy.
+    fn message(&mut self) -> String {
+        let mut text = Vec::new();
+        // Without messages, the remedy is the best explanation.
+        let _ = self.messages.rewind();
+        let _ = (&self.messages).take(MESSAGE).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        format!(
+            "{}\n  remedy: the processes must run, and belong to this user; or record as root",
+            text.trim()
+        )
     }
 }
 
@@ -322,7 +362,11 @@ impl Chosen {
                         ));
                     }
                 }
-                Ok(Self::Processes(with_descendants(pids)))
+                let mut chosen = with_descendants(pids);
+                std::thread::sleep(SETTLE);
+                let still: HashSet<_> = with_descendants(pids).into_iter().collect();
+                chosen.retain(|pid| still.contains(pid));
+                Ok(Self::Processes(chosen))
             }
             Subject::Cgroup(path) => {
                 let (name, dir) = cgroup(path, &CGROUPS.map(Path::new))?;
@@ -337,6 +381,11 @@ impl Chosen {
                 Ok(Self::System(pids.flatten().map(|process| process.pid).collect()))
             }
         }
+    }
+
+    /// Returns whether all processes still run.
+    fn runs(&self) -> bool {
+        self.pids().iter().all(|pid| usage(*pid).is_some())
     }
 
     fn pids(&self) -> &[i32] {
