@@ -114,7 +114,8 @@ pub enum Command {
     /// the number of faults saved by each setting: larger folios (mTHP, THP), populated mappings,
     /// and settings of glibc's malloc, of Go and of Java. Prints the predicted saving of each
     /// setting in seconds of processor time, and the resident memory that would be unused. A
-    /// recording of an earlier run can replace the program.
+    /// recording of an earlier run, or running processes (--pid, --cgroup, --all), can replace the
+    /// program.
     ///
     /// With --try each setting is applied to runs of the program, each beside a run without the
     /// setting, and the measured saving is printed beside the prediction. These runs read no input,

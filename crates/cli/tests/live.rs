@@ -56,8 +56,14 @@ impl Place {
     }
 
     fn record(&self, args: &[&str]) -> Command {
-        let mut command = command(&["record", "--lesser", "-o"]);
-        command.arg(self.file("x.fltrace")).args(args).env("FIXTURE", FIXTURE);
+        let file = self.file("x.fltrace");
+        let output = file.to_str().expect("text");
+        self.command(&[&["record", "--lesser", "-o", output][..], args].concat())
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(args);
+        command.env("FIXTURE", FIXTURE);
         let path = std::env::var("PATH").expect("a path");
         command.env("PATH", format!("{}:{path}", self.0.path().display()));
         command.env("PLACE", self.0.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -125,6 +131,22 @@ fn interrupted_recording_is_complete() {
         assert!(output.status.success(), "{signal}: {err}");
         assert!(place.file("x.fltrace").exists(), "{err}");
     }
+}
+
+#[test]
+fn advice_for_a_running_process_has_the_time_of_its_recording() {
+    let place = Place::new();
+    let child = Running::shell("sleep 60");
+    let args = ["advise", "--lesser", "--pid", &child.pid(), "--seconds", "1"];
+    let ran = Ran::of(&mut place.command(&args));
+    assert!(ran.err.contains("events a second; the recorder took"), "{}", ran.err);
+    let out = ran.succeeds();
+    for part in ["are spent in", "The time of the run is the time of the recording"] {
+        assert!(out.contains(part), "{out}");
+    }
+    let args = ["advise", "--pid", "1", "--try"];
+    let error = Ran::of(&mut place.command(&args)).fails(2);
+    assert!(error.contains("cannot be used with"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::number::within;
 use crate::output;
+use crate::record::live::{self, LiveArgs};
 use crate::record::{self, exit_code, not_found};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
@@ -25,22 +26,28 @@ use faultless_analysis::advise::program::Program;
 use faultless_analysis::advise::{Measured, STEPS, measure};
 use faultless_analysis::replay::Source;
 use faultless_trace::plan::Plan;
-use faultless_trace::record::{Signals, find_program};
+use faultless_trace::record::{Signals, Subject, find_program};
 use save::Save;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use tempfile::NamedTempFile;
 
 #[derive(Debug, clap::Args)]
-#[command(group = ArgGroup::new("subject").args(["recording", "program"]).required(true))]
+#[command(group = ArgGroup::new("subject")
+    .args(["recording", "program", "pid", "cgroup", "all"])
+    .required(true))]
 #[command(override_usage = "\
 faultless advise [OPTIONS] -- <CMD>...
-       faultless advise [OPTIONS] <FILE|NAME>")]
+       faultless advise [OPTIONS] <FILE|NAME>
+       faultless advise [OPTIONS] --pid <PID> | --cgroup <PATH> | --all")]
 #[command(after_help = "\
 Examples:
   faultless advise -- python3 -c 'print(len({str(i) for i in range(10**6)}))'
   faultless advise app.fltrace
+  faultless advise --pid 1234 --seconds 10
   faultless advise --try --save app.toml -- ./app
   faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
 pub struct AdviseArgs {
@@ -48,7 +55,7 @@ pub struct AdviseArgs {
     #[arg(value_name = "FILE|NAME")]
     pub recording: Option<PathBuf>,
     /// Apply each setting to runs of the program, and measure the saving
-    #[arg(long = "try", conflicts_with = "recording")]
+    #[arg(long = "try", conflicts_with_all = ["recording", "pid", "cgroup", "all"])]
     pub trial: bool,
     /// With --try, run N pairs for each setting, one run of each pair without the setting
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = within(2..=1000_u16), requires = "trial")]
@@ -64,6 +71,8 @@ pub struct AdviseArgs {
     /// Accept an incomplete recording if permission for all events is missing
     #[arg(long)]
     pub lesser: bool,
+    #[command(flatten)]
+    pub live: LiveArgs,
     #[command(flatten)]
     pub json: JsonArgs,
     /// Run this program, with its arguments
@@ -93,9 +102,12 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     output::apart(&outputs)?;
     let save = args.save.as_deref().map(|file| Save::new(file, &inputs)).transpose()?;
     let mut json = Json::open(&args.json, &inputs)?;
-    let (mut source, status) = match &args.recording {
-        Some(file) => (read(file)?, None),
-        None => {
+    let subject = args.live.subject();
+    let running = subject.as_ref().and_then(program_of);
+    let (mut source, status) = match (&args.recording, &subject) {
+        (Some(file), _) => (read(file)?, None),
+        (None, Some(subject)) => (recorded_live(args, subject)?, None),
+        (None, None) => {
             let (source, status, daemon) = recorded(args)?;
             if daemon {
                 say!("faultless: no prediction for a program that continues in the background");
@@ -111,6 +123,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         say!("faultless: no prediction for a program that ends by a signal");
         return Ok(code);
     }
+    let name = name.or(running.as_ref().map(|path| path.as_os_str()));
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let program = Program::of(name, &source.trace);
     // The advice needs no plan for concurrent threads.
@@ -158,15 +171,43 @@ fn advise(
     Ok(answer.chosen())
 }
 
+/// Returns the file of the first running process.
+fn program_of(subject: &Subject) -> Option<PathBuf> {
+    let Subject::Processes(pids) = subject else { return None };
+    fs::read_link(format!("/proc/{}/exe", pids.first()?)).ok()
+}
+
+/// Records running processes until a signal, or for the given time.
+fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Source, CliError> {
+    let data = temporary()?;
+    let live = {
+        // A signal ends the recording.
+        let _signals = Signals::hold();
+        let setup = record::setup(args.lesser)?;
+        live::record(&setup, data.path(), subject, &args.live)
+            .map_err(|error| CliError::Failed(error.to_string()))?
+    };
+    interrupt::install();
+    for note in &live.recorded.notes {
+        say!("faultless: {note}");
+    }
+    let trace = live.recorded.trace;
+    Ok(Source::new(trace.header.program.clone(), trace)?)
+}
+
+/// Creates the file in which perf records.
+fn temporary() -> Result<NamedTempFile, CliError> {
+    let file = tempfile::Builder::new().prefix("faultless-advise.").tempfile();
+    file.map_err(|error| CliError::failed(std::env::temp_dir().display(), error))
+}
+
 /// Records the program, which keeps its input and output. Also returns whether processes of the
 /// program are still running.
 fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     // Signals sent to this process go to the program.
     let _signals = Signals::hold();
     let setup = record::setup(args.lesser)?;
-    let temporary = tempfile::Builder::new().prefix("faultless-advise.").tempfile();
-    let place = std::env::temp_dir();
-    let data = temporary.map_err(|error| CliError::failed(place.display(), error))?;
+    let data = temporary()?;
     let warn = |note: &str| say!("faultless: {note}");
     let recorded = setup.record(data.path(), &args.program, warn);
     let recorded = recorded.map_err(|error| CliError::Failed(error.to_string()))?;
