@@ -374,6 +374,9 @@ mod tests {
         let got = with(&[heap, resident, brk(4), brk(8), touch]);
         // Two pages are freed, and one of them is used again.
         assert_eq!((got.saved, got.peak_free, got.peak_held), (1, 2, 6));
+        // The first break of the recording is not the start of the heap.
+        let touch = Kind::first(START + 6 * PAGE_SIZE, Access::Write);
+        assert_eq!(with(&[heap, resident, brk(12), touch]).peak_held, 7);
     }
 
     #[test]

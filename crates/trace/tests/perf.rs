@@ -1,6 +1,8 @@
 //! Variants of a `perf.data` file with less contents than expected, or of other perf versions:
 //! rejected with a remedy, or read with a count of missing data.
 
+use faultless_trace::Kind;
+use faultless_trace::event::Birth;
 use faultless_trace::lackey::Addresses;
 use faultless_trace::{Error, Trace, open, parse};
 use std::fs;
@@ -20,6 +22,7 @@ const EVENT_DESC: u32 = 12;
 const LOST: u8 = 2;
 const COMM: u8 = 3;
 const EXIT: u8 = 4;
+const FORK: u8 = 7;
 const THROTTLE: u8 = 5;
 const SAMPLE: u8 = 9;
 const GUEST_USER: u8 = 5;
@@ -128,6 +131,31 @@ fn samples_of_guests_are_excluded() {
     assert!(all > 0 && faults(&trace) == 0);
     let note = format!("{} records of virtual machines' guests are omitted", samples.len());
     assert!(trace.header.notes.contains(&note), "{:?}", trace.header.notes);
+}
+
+/// perf lists the parents of processes that run already. Their memory was copied long ago.
+#[test]
+fn listed_process_has_its_own_memory() {
+    let roots = |bytes: &[u8]| {
+        let trace = read(bytes).unwrap();
+        let parents = trace.processes.iter().map(|process| process.parent);
+        let forks = trace.events.iter().filter(|event| {
+            matches!(event.kind, Kind::Spawn { birth: Birth::Fork | Birth::Vfork, .. })
+        });
+        (parents.filter(Option::is_none).count(), forks.count())
+    };
+    let (before, forks) = roots(FULL);
+    assert!(forks > 0);
+    let process = |at: &usize| FULL[at + 8..at + 12] != FULL[at + 12..at + 16];
+    let fork = records(FULL, FORK).into_iter().find(process).unwrap();
+    // The time is a field of the record, and of the sample that follows the fields.
+    let time = word(FULL, fork + 24);
+    let end = fork + usize::from(u16::from_le_bytes([FULL[fork + 6], FULL[fork + 7]]));
+    let near = |at: &usize| word(FULL, *at).abs_diff(time) < 1_000_000;
+    let at = (fork + 32..end).step_by(8).find(near).unwrap();
+    let mut bytes = FULL.to_vec();
+    bytes[at..at + 8].fill(0);
+    assert_eq!(roots(&bytes), (before + 1, forks - 1));
 }
 
 /// Without a mark of `exec`, the processes look like those of `perf record -p`.

@@ -168,6 +168,18 @@ mod tests {
         assert_eq!(of(&[], &[9], &again).outcome.left, 2048);
     }
 
+    /// A folio needs a range without any mapped page.
+    #[test]
+    fn pages_resident_at_the_start_prevent_folios() {
+        let (prot, backing) = (Prot::READ | Prot::WRITE, Backing::Anon);
+        let area = Kind::Area { start: START, len: 16 * PAGE_SIZE, prot, backing };
+        let resident = Kind::Resident { start: START, len: 3 * PAGE_SIZE, written: true };
+        let w = Access::Write;
+        let got = with(&[2], &[area, resident, touch(3, w), touch(8, w)]);
+        assert_eq!((got.mapped[0], got.mapped[2]), (1, 1));
+        assert_eq!(got.outcome.peak_resident, 5);
+    }
+
     #[test]
     fn without_orders_each_fault_maps_a_page() {
         let trace = crate::recordings::find("python").unwrap().trace().unwrap();
