@@ -181,7 +181,7 @@ fn wrong_subjects_are_named() {
 
 /// The processes of a shell script run before the recording; its commands begin and end in the
 /// recorded time.
-#[ignore = "needs perf, the permission for tracepoints, and seconds"]
+#[ignore = "needs perf and the permission for tracepoints; `.ci/long` runs it"]
 #[test]
 fn replay_of_running_processes_repeats_their_faults() {
     let place = Place::new();

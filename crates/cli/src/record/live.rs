@@ -68,11 +68,11 @@ pub fn record(
 ) -> Result<Live, faultless_trace::record::RecordError> {
     let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
     let progress = Progress::on_terminal(args.seconds.unwrap_or(0).into());
-    let mut told = 0;
+    let mut shown = 0;
     let live = setup.record_live(data, subject, limit, |now| {
         let seconds = now.seconds as u64;
-        progress.advance(seconds - told);
-        told = seconds;
+        progress.advance(seconds - shown);
+        shown = seconds;
         progress.begin(&format!(
             "records: {:.1} MB; Ctrl-C ends the recording",
             now.bytes as f64 / 1e6

@@ -93,8 +93,6 @@ pub struct Live {
     pub recorder: f64,
     /// Processor time of the processes that ran from the start of the recording to its end.
     pub usage: Usage,
-    /// Whether the recording ended early, because it had its largest size.
-    pub full: bool,
 }
 
 impl Live {
@@ -174,7 +172,7 @@ impl Setup {
         trace.header.notes.extend(notes.clone());
         notes.extend(trace.header.loss());
         let recorded = Recorded { trace, status, left: Vec::new(), notes };
-        Ok(Live { recorded, seconds, recorder: children_time() - before, usage, full })
+        Ok(Live { recorded, seconds, recorder: children_time() - before, usage })
     }
 }
 
@@ -206,8 +204,8 @@ fn notes(snapshots: &[Snapshot], unread: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if unread > 0 {
         notes.push(format!(
-            "the resident pages of {unread} processes cannot be read (permission denied): their \
-             later faults on such pages are not distinguished from first touches"
+            "resident pages cannot be read for {unread} of the processes (permission denied): later \
+             faults on such pages are not distinguished from first touches"
         ));
     }
     let swapped: u64 = snapshots.iter().map(|it| it.swapped).sum();
