@@ -26,10 +26,7 @@ fn children_in_sequence() -> Trace {
         events.push((child, Kind::Map { start, len, prot, flags: 0x22, backing }));
         events.extend((0..PAGES).map(|page| {
             let page = start + page * PAGE;
-            let access = Access::Write;
-            let fault =
-                Kind::Fault { page, access, kernel: false, present: false, instruction: None };
-            (child, fault)
+            (child, Kind::first(page, Access::Write))
         }));
         events.push((child, Kind::Exit));
     }
@@ -42,6 +39,7 @@ fn children_in_sequence() -> Trace {
             .zip(events)
             .map(|(time_us, (thread, kind))| Event { time_us, thread, kind })
             .collect(),
+        ..Trace::default()
     }
 }
 

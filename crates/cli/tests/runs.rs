@@ -386,13 +386,7 @@ fn replay_warns_if_its_faults_differ_from_the_recording() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("odd.fltrace");
     let (start, prot) = (1 << 40, Prot::READ | Prot::WRITE);
-    let fault = |page: u64| Kind::Fault {
-        page: start + page * 4096,
-        access: Access::Write,
-        kernel: false,
-        present: false,
-        instruction: None,
-    };
+    let fault = |page: u64| Kind::first(start + page * 4096, Access::Write);
     // The last pages fault twice in user mode, without an unmapping in between.
     let map = Kind::Map { start, len: 100 * 4096, prot, flags: 0x22, backing: Backing::Anon };
     let kinds = std::iter::once(map).chain((0..100).map(fault)).chain((90..100).map(fault));
@@ -401,6 +395,7 @@ fn replay_warns_if_its_faults_differ_from_the_recording() {
         processes: vec![ProcessInfo { parent: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }],
         events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+        ..Trace::default()
     };
     compact::write(&path, &trace).expect("written");
     let file = path.to_str().expect("text");

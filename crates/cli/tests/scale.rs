@@ -273,10 +273,8 @@ fn recording_with_more_threads_than_cpus_is_not_simulated() {
     let (start, len, backing) = (1 << 30, u64::from(THREADS) << 12, Backing::Anon);
     let map = Kind::Map { start, len, prot: rw, flags: 0x22, backing };
     let spawn = |child| (0, Kind::Spawn { child, birth: Birth::Thread });
-    let fault = |thread: u32| {
-        let (page, access) = (start + (u64::from(thread) << 12), Access::Write);
-        (thread, Kind::Fault { page, access, kernel: false, present: false, instruction: None })
-    };
+    let fault =
+        |thread: u32| (thread, Kind::first(start + (u64::from(thread) << 12), Access::Write));
     let events =
         [(0, map)].into_iter().chain((1..THREADS).map(spawn)).chain((0..THREADS).map(fault));
     let trace = Trace {
@@ -287,6 +285,7 @@ fn recording_with_more_threads_than_cpus_is_not_simulated() {
             .zip(events)
             .map(|(time_us, (thread, kind))| Event { time_us, thread, kind })
             .collect(),
+        ..Trace::default()
     };
     let dir = tempfile::tempdir().expect("a directory");
     let [file, html] = ["many.fltrace", "many.html"].map(|name| dir.path().join(name));

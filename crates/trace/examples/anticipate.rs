@@ -137,18 +137,13 @@ fn touches(mut pages: Vec<u64>) -> Trace {
         flags: 0x22,
         backing: Backing::Anon,
     };
-    let write = |page: u64| Kind::Fault {
-        page: start + page * PAGE,
-        access: Access::Write,
-        kernel: false,
-        present: false,
-        instruction: None,
-    };
+    let write = |page: u64| Kind::first(start + page * PAGE, Access::Write);
     let kinds = std::iter::once(map).chain(pages.into_iter().map(write));
     Trace {
         header: Header { page_size: PAGE as u32, ..Header::default() },
         processes: vec![ProcessInfo { parent: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }],
         events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+        ..Trace::default()
     }
 }

@@ -507,7 +507,7 @@ mod tests {
 
     fn fault(page: u64, access: Access) -> Kind {
         let page = START + page * PAGE_SIZE;
-        Kind::Fault { page, access, kernel: false, present: false, instruction: None }
+        Kind::first(page, access)
     }
 
     #[test]
@@ -555,8 +555,10 @@ mod tests {
         // Shared files: a store to a page mapped by an earlier load around it faults again.
         let file = [map(64, Backing::SharedFile), fault(0, r), fault(1, r), fault(2, w)];
         assert_eq!(census(&file).file, 2);
-        let upgrade =
-            Kind::Fault { page: START, access: w, kernel: false, present: true, instruction: None };
+        let mut upgrade = Kind::first(START, w);
+        if let Kind::Fault { present, .. } = &mut upgrade {
+            *present = true;
+        }
         let got = census(&[&file[..2], &[upgrade]].concat());
         assert_eq!((got.file, got.copies), (2, 0));
     }

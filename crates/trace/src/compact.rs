@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Place};
 use crate::event::{
-    Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
-    Recorded, ThreadInfo, Trace,
+    Access, Backing, Birth, Event, Frame, Function, Header, Kind, MAX_EVENTS, MAX_FRAMES,
+    MAX_FUNCTIONS, MAX_THREADS, ProcessInfo, Prot, Recorded, StackId, Stacks, ThreadInfo, Trace,
 };
 use crate::zstd;
 use faultless::{PAGE_SHIFT, PAGE_SIZE};
@@ -12,11 +12,13 @@ use std::path::Path;
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
 /// The written version. Earlier versions can be read, too.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
 /// The first version with resident pages.
 const WITH_RESIDENT: u32 = 3;
+/// The first version with call stacks.
+const WITH_STACKS: u32 = 4;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -95,7 +97,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if crc32fast::hash(&body) != word(12) {
         return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
     }
-    let mut reader = Reader { body: &body, at: 0, version, instructions: false };
+    let mut reader = Reader { body: &body, at: 0, version, recorded: Recorded::empty() };
     let trace = reader
         .trace()
         .map_err(|reason| Error::new(path, Place::BodyOffset(reader.at as u64), reason))?;
@@ -133,8 +135,8 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
 #[derive(Default)]
 struct Writer {
     out: Vec<u8>,
-    /// Whether faults contain their instructions.
-    instructions: bool,
+    /// The recorded kinds of events.
+    recorded: Recorded,
 }
 
 impl Writer {
@@ -169,7 +171,7 @@ impl Writer {
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
         let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
             &trace.header;
-        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
+        self.recorded = *recorded;
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
@@ -186,6 +188,9 @@ impl Writer {
         for thread in &trace.threads {
             self.varint(thread.process.into());
             self.string(&thread.name)?;
+        }
+        if recorded.contains(Recorded::STACKS) {
+            self.stacks(&trace.stacks)?;
         }
         self.varint(trace.events.len() as u64);
         let (mut now, mut current) = (0, 0);
@@ -204,13 +209,30 @@ impl Writer {
         Ok(self.out)
     }
 
+    fn stacks(&mut self, stacks: &Stacks) -> Result<(), String> {
+        self.varint(stacks.functions.len() as u64);
+        for Function { name, module, file } in &stacks.functions {
+            [name, module, file].into_iter().try_for_each(|text| self.string(text))?;
+        }
+        self.varint(stacks.frames.len() as u64);
+        for frame in &stacks.frames {
+            self.varint(frame.caller.number().into());
+            self.varint(frame.function.into());
+            self.varint(frame.line.into());
+        }
+        Ok(())
+    }
+
     fn fields(&mut self, kind: &Kind, last: &mut u64) {
         match *kind {
-            Kind::Fault { page, instruction, .. } => {
+            Kind::Fault { page, instruction, stack, .. } => {
                 self.page(*last, page);
                 *last = page >> PAGE_SHIFT;
-                if self.instructions {
+                if self.recorded.contains(Recorded::INSTRUCTIONS) {
                     self.varint(instruction.map_or(0, |place| u64::from(place) + 1));
+                }
+                if self.recorded.contains(Recorded::STACKS) {
+                    self.varint(stack.number().into());
                 }
             }
             Kind::Map { start, len, flags, backing, .. } => {
@@ -268,8 +290,8 @@ struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     version: u32,
-    /// Whether faults contain their instructions.
-    instructions: bool,
+    /// The recorded kinds of events.
+    recorded: Recorded,
 }
 
 impl Reader<'_> {
@@ -354,9 +376,14 @@ impl Reader<'_> {
             [self.string()?, self.string()?, self.string()?, self.string()?];
         let (page_size, cpus) = (self.small()?, self.small()?);
         let recorded = Recorded::from_bits(self.small()?).ok_or("an unknown kind of event")?;
-        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
-        if self.instructions && self.version < WITH_INSTRUCTIONS {
-            return Err(format!("version {} has no instructions", self.version));
+        self.recorded = recorded;
+        for (kind, since, what) in [
+            (Recorded::INSTRUCTIONS, WITH_INSTRUCTIONS, "instructions"),
+            (Recorded::STACKS, WITH_STACKS, "call stacks"),
+        ] {
+            if recorded.contains(kind) && self.version < since {
+                return Err(format!("version {} has no {what}", self.version));
+            }
         }
         let lost = self.varint()?;
         let notes = self.count(1 << 10, "notes")?;
@@ -370,6 +397,10 @@ impl Reader<'_> {
         let threads = (0..threads)
             .map(|_| Ok(ThreadInfo { process: self.small()?, name: self.string()? }))
             .collect::<Result<Vec<_>, String>>()?;
+        let stacks = match recorded.contains(Recorded::STACKS) {
+            true => self.stacks()?,
+            false => Stacks::default(),
+        };
         let count = self.count(MAX_EVENTS, "events")?;
         let mut events = Vec::with_capacity(count.min(1 << 16));
         let mut last_page = vec![0; threads.len()];
@@ -389,7 +420,25 @@ impl Reader<'_> {
         if self.at != self.body.len() {
             return Err("bytes follow the last event".into());
         }
-        Ok(Trace { header, processes, threads, events })
+        Ok(Trace { header, processes, threads, events, stacks })
+    }
+
+    fn stacks(&mut self) -> Result<Stacks, String> {
+        let functions = self.count(MAX_FUNCTIONS, "functions")?;
+        let functions = (0..functions)
+            .map(|_| {
+                let (name, module) = (self.string()?, self.string()?);
+                Ok(Function { name, module, file: self.string()? })
+            })
+            .collect::<Result<_, String>>()?;
+        let frames = self.count(MAX_FRAMES, "frames")?;
+        let frames = (0..frames)
+            .map(|_| {
+                let (caller, function) = (StackId::new(self.small()?), self.small()?);
+                Ok(Frame { caller, function, line: self.small()? })
+            })
+            .collect::<Result<_, String>>()?;
+        Ok(Stacks { functions, frames })
     }
 
     fn kind(&mut self, code: u8, extra: u8, last: &mut u64) -> Result<Kind, String> {
@@ -400,13 +449,17 @@ impl Reader<'_> {
                 let page = self.page(from)?;
                 *last = page >> PAGE_SHIFT;
                 let access = ACCESSES[usize::from(extra & 3)];
-                let instruction = if self.instructions { self.instruction()? } else { None };
+                let has = |kind| self.recorded.contains(kind);
+                let (places, stacks) = (has(Recorded::INSTRUCTIONS), has(Recorded::STACKS));
+                let instruction = if places { self.instruction()? } else { None };
+                let stack = StackId::new(if stacks { self.small()? } else { 0 });
                 Kind::Fault {
                     page,
                     access,
                     kernel: code == 1,
                     present: extra & 4 != 0,
                     instruction,
+                    stack,
                 }
             }
             2 => Kind::Map {

@@ -5,8 +5,10 @@
 //! that add memory (`mmap`, `brk`, `mremap`), and the entry of calls that remove memory (`munmap`,
 //! `madvise`).
 
+mod stacks;
 mod summary;
 
+pub use stacks::{Frame, Function, StackId, Stacks};
 pub use summary::Summary;
 
 use bitflags::bitflags;
@@ -20,6 +22,10 @@ pub const MAX_THREADS: usize = 1 << 16;
 pub const MAX_RESIDENT: u64 = 32 << 20;
 /// The most areas to which copies of address spaces (`fork`) may add up in one recording.
 pub const MAX_AREAS: usize = 4 << 20;
+/// The most functions in the call stacks of a recording.
+pub const MAX_FUNCTIONS: usize = 1 << 18;
+/// The most frames in the call stacks of a recording. Stacks share frames.
+pub const MAX_FRAMES: usize = 1 << 20;
 
 bitflags! {
     /// The kinds of events in a recording. Missing kinds must be assumed.
@@ -50,6 +56,8 @@ bitflags! {
         const CLONE_FLAGS = 1 << 10;
         /// The offset in its page of the instruction of each fault.
         const INSTRUCTIONS = 1 << 11;
+        /// The call stack of each fault.
+        const STACKS = 1 << 12;
     }
 }
 
@@ -169,6 +177,8 @@ pub enum Kind {
         /// loaded at different pages each time. The offset is the same in every process, and
         /// reveals no information about the host.
         instruction: Option<u16>,
+        /// The call stack of the fault, if recorded, in [`Trace::stacks`].
+        stack: StackId,
     },
     /// `mmap` returned this area.
     Map {
@@ -322,6 +332,8 @@ pub struct Trace {
     pub threads: Vec<ThreadInfo>,
     /// The operations of the threads, in order of time.
     pub events: Vec<Event>,
+    /// The call stacks of the faults.
+    pub stacks: Stacks,
 }
 
 impl Header {
@@ -334,11 +346,12 @@ impl Header {
     }
 }
 
-#[cfg(test)]
 impl Kind {
-    /// Returns a fault of a program on the absent page at `page`.
-    pub(crate) const fn first(page: u64, access: Access) -> Self {
-        Self::Fault { page, access, kernel: false, present: false, instruction: None }
+    /// Returns a fault in user mode on the absent page at `page`, without an instruction and a call
+    /// stack.
+    pub const fn first(page: u64, access: Access) -> Self {
+        let (instruction, stack) = (None, StackId::NONE);
+        Self::Fault { page, access, kernel: false, present: false, instruction, stack }
     }
 }
 
@@ -352,6 +365,7 @@ impl Trace {
             processes: vec![ProcessInfo { parent: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: events.into_iter().map(event).collect(),
+            stacks: Stacks::default(),
         }
     }
 
@@ -375,6 +389,7 @@ impl Trace {
         {
             return Err((None, "a thread or process names a process that does not exist".into()));
         }
+        self.stacks.check().map_err(|reason| (None, reason.to_owned()))?;
         let mut seen = vec![Seen::Never; self.threads.len()];
         let (mut now, mut resident) = (0, 0u64);
         for (number, event) in self.events.iter().enumerate() {
@@ -400,6 +415,20 @@ impl Trace {
                 if (of(child) == of(event.thread)) != (birth == Birth::Thread) {
                     return wrong("the new thread is in the wrong process");
                 }
+            }
+            if let Kind::Fault { stack, .. } = event.kind
+                && stack.frame().is_some_and(|frame| frame >= self.stacks.frames.len())
+            {
+                return wrong("the call stack is not in the table");
+            }
+            if let Kind::Fault { stack, .. } = event.kind
+                && stack != StackId::NONE
+                && !self.header.recorded.contains(Recorded::STACKS)
+            {
+                return wrong(
+                    "the event has a call stack, but the header declares a recording without call \
+                     stacks",
+                );
             }
             if let Kind::Fault { instruction: Some(place), .. } = event.kind {
                 if !self.header.recorded.contains(Recorded::INSTRUCTIONS) {

@@ -188,8 +188,8 @@ fn instruction_offset_is_checked_and_needs_version_2() {
         (2, one_fault(with, &[0x81, 0x20]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
         (2, one_fault(without, &[1]), "bytes follow the last event"),
-        (4, one_fault(with, &[1]), "version 4; this reads versions 1 to 3"),
-        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 3"),
+        (5, one_fault(with, &[1]), "version 5; this reads versions 1 to 4"),
+        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 4"),
     ] {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -221,6 +221,47 @@ fn resident_pages_are_checked_and_need_version_3() {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+#[test]
+fn call_stacks_are_checked_and_need_version_4() {
+    use faultless_trace::Kind;
+    use faultless_trace::event::StackId;
+    // A function `f` of the module `m` without a file, and the frames given here.
+    let body = |frames: &[u8], stack: u8| {
+        let functions = [1, 1, b'f', 1, b'm', 0];
+        let fault = one_fault(1 | 1 << 12, &[stack]);
+        let at = fault.len() - 5;
+        [&fault[..at], &functions, frames, &fault[at..]].concat()
+    };
+    // The second frame is called by the first, in line 9.
+    let two = [2, 0, 0, 7, 1, 0, 9];
+    let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
+    let trace = read(4, &body(&two, 2)).unwrap();
+    let Kind::Fault { stack, .. } = trace.events[0].kind else { panic!() };
+    let lines: Vec<_> =
+        trace.stacks.of(stack).map(|(frame, function)| (frame.line, function.label())).collect();
+    assert_eq!(lines, [(9, "f"), (7, "f")]);
+    let again = compact::encode(Path::new("one"), &trace).unwrap();
+    assert_eq!(parse(Path::new("one"), &again).unwrap(), trace);
+    let none = read(4, &body(&[0], 0)).unwrap();
+    let Kind::Fault { stack, .. } = none.events[0].kind else { panic!() };
+    assert_eq!(stack, StackId::NONE);
+    for (version, body, why) in [
+        (3, body(&two, 2), "version 3 has no call stacks"),
+        (4, body(&two, 3), "the call stack is not in the table"),
+        (4, body(&[1, 0, 1, 7], 1), "a function that does not exist"),
+        (4, body(&[1, 1, 0, 7], 1), "a frame lies before the frame that called it"),
+        (4, body(&[9], 0), "9 frames; there can be at most 5"),
+        (4, one_fault(1, &[1]), "bytes follow the last event"),
+    ] {
+        let error = read(version, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let mut undeclared = trace;
+    undeclared.header.recorded -= faultless_trace::event::Recorded::STACKS;
+    let error = compact::encode(Path::new("one"), &undeclared).unwrap_err().to_string();
+    assert!(error.contains("a recording without call stacks"), "{error}");
 }
 
 #[test]

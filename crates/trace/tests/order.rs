@@ -2,7 +2,8 @@
 //! meets the page left by the same change of the address space.
 
 use faultless_trace::event::{
-    Access, Backing, Birth, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo, Trace,
+    Access, Backing, Birth, Event, Frame, Function, Header, Kind, ProcessInfo, Prot, Recorded,
+    StackId, Stacks, ThreadInfo, Trace,
 };
 use faultless_trace::plan::{At, Op, Plan};
 use faultless_trace::{compact, parse};
@@ -14,6 +15,8 @@ use std::path::Path;
 const BASE: u64 = 0x5000_0000;
 const PAGES: u64 = 64;
 const THREADS: u32 = 3;
+/// Recorded call stacks.
+const STACKS: u32 = 5;
 
 fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..PAGES, 1..9u64).prop_map(|(page, len)| (BASE + page * 4096, len.min(PAGES - page) * 4096))
@@ -36,13 +39,30 @@ fn backing() -> impl Strategy<Value = Backing> {
     ])
 }
 
+fn fault() -> impl Strategy<Value = Kind> {
+    let flags = (any::<bool>(), any::<bool>());
+    (0..PAGES, access(), flags, option::of(0..4096u16), 0..=STACKS).prop_map(
+        |(page, access, (kernel, present), instruction, stack)| {
+            let (page, stack) = (BASE + page * 4096, StackId::new(stack));
+            Kind::Fault { page, access, kernel, present, instruction, stack }
+        },
+    )
+}
+
+/// Returns a chain of calls of two functions.
+fn stacks() -> Stacks {
+    let function =
+        |name: &str| Function { name: name.into(), module: "random".into(), file: String::new() };
+    let frame = |at| Frame { caller: StackId::new(at), function: at % 2, line: 7 * at };
+    Stacks {
+        functions: ["main", "touch"].map(function).to_vec(),
+        frames: (0..STACKS).map(frame).collect(),
+    }
+}
+
 fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
-        8 => (0..PAGES, access(), any::<bool>(), any::<bool>(), option::of(0..4096u16)).prop_map(
-            |(page, access, kernel, present, instruction)| Kind::Fault {
-                page: BASE + page * 4096, access, kernel, present, instruction,
-            }
-        ),
+        8 => fault(),
         3 => (range(), prot(), any::<u32>(), backing()).prop_map(
             |((start, len), prot, flags, backing)| Kind::Map { start, len, prot, flags, backing }
         ),
@@ -81,10 +101,10 @@ fn trace() -> impl Strategy<Value = Trace> {
         let fork_at = list.len() / 2;
         for (number, (thread, step, mut kind)) in list.into_iter().enumerate() {
             now += step;
-            if let Kind::Fault { instruction, .. } = &mut kind
+            if let Kind::Fault { instruction, stack, .. } = &mut kind
                 && !recorded
             {
-                *instruction = None;
+                (*instruction, *stack) = (None, StackId::NONE);
             }
             events.push(Event { time_us: now, thread, kind });
             if number == fork_at {
@@ -106,6 +126,7 @@ fn trace() -> impl Strategy<Value = Trace> {
             processes: vec![ProcessInfo { parent: None }, ProcessInfo { parent: Some(0) }],
             threads: vec![thread(0), thread(0), thread(0), thread(1)],
             events,
+            stacks: if recorded { stacks() } else { Stacks::default() },
         }
     })
 }
@@ -217,18 +238,13 @@ fn independent_threads_do_not_wait() {
         let start = BASE + u64::from(thread) * (1 << 20);
         let prot = Prot::READ | Prot::WRITE;
         let map = Kind::Map { start, len: 1 << 20, prot, flags: 0x22, backing: Backing::Anon };
-        let touch = Kind::Fault {
-            page: start,
-            access: Access::Write,
-            kernel: false,
-            present: false,
-            instruction: None,
-        };
+        let touch = Kind::first(start, Access::Write);
         events.extend([map, touch].map(|kind| Event { time_us: 0, thread, kind }));
     }
     let threads = (0..THREADS).map(|_| ThreadInfo { process: 0, name: String::new() }).collect();
     let header = Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() };
-    let trace = Trace { header, processes: vec![ProcessInfo { parent: None }], threads, events };
+    let processes = vec![ProcessInfo { parent: None }];
+    let trace = Trace { header, processes, threads, events, ..Trace::default() };
     let plan = Plan::new(&trace).unwrap();
     assert!(plan.threads().iter().all(|thread| thread.wait_count() == 0));
     assert_eq!(plan.assumptions().count(), 0);

@@ -238,7 +238,7 @@ fn recordings_are_small_and_survive_a_round_trip() {
 
 #[test]
 fn fixture_contains_each_special_case() {
-    use faultless_trace::event::{Birth, Kind};
+    use faultless_trace::event::{Birth, Kind, StackId};
     let trace = fixture("fixture.perf.data");
     assert_eq!(trace.header.program, "fixture");
     assert_eq!(trace.header.lost, 0);
@@ -265,6 +265,7 @@ fn fixture_contains_each_special_case() {
         kernel: true,
         present: false,
         instruction: None,
+        stack: StackId::NONE,
     };
     let without_instruction = |mut kind| {
         if let Kind::Fault { instruction, .. } = &mut kind {

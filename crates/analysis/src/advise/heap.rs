@@ -108,6 +108,7 @@ mod tests {
             processes: vec![ProcessInfo { parent: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: at.iter().map(event).collect(),
+            ..Trace::default()
         }
     }
 

@@ -239,7 +239,7 @@ impl Policy for Sized {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Access, Backing, Kind, Prot, Recorded};
+    use crate::event::{Access, Backing, Kind, Prot, Recorded, StackId};
     use faultless::PAGE_SIZE;
 
     const FILLS: u16 = 0x123;
@@ -260,6 +260,7 @@ mod tests {
                 kernel: false,
                 present: false,
                 instruction: Some(if fills { FILLS } else { TOUCHES }),
+                stack: StackId::NONE,
             }));
         }
         let mut trace = Trace::of_one_thread(events);

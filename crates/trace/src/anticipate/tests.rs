@@ -16,6 +16,7 @@ fn trace(events: &[(u32, Kind)]) -> Trace {
             .iter()
             .map(|(thread, kind)| Event { time_us: 0, thread: *thread, kind: *kind })
             .collect(),
+        ..Trace::default()
     }
 }
 
@@ -27,7 +28,7 @@ fn map(pages: u64) -> (u32, Kind) {
 
 fn fault(thread: u32, page: u64, access: Access) -> (u32, Kind) {
     let page = START + page * PAGE_SIZE;
-    (thread, Kind::Fault { page, access, kernel: false, present: false, instruction: None })
+    (thread, Kind::first(page, access))
 }
 
 /// Maps a window of four pages upwards from the fault, within its reach.

@@ -206,7 +206,7 @@ impl Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, MAX_RESIDENT, ProcessInfo, ThreadInfo};
+    use crate::event::{Event, MAX_RESIDENT, ProcessInfo, StackId, ThreadInfo};
 
     #[test]
     fn resident_pages_are_counted_and_limited() {
@@ -231,6 +231,7 @@ mod tests {
             kernel,
             present,
             instruction: None,
+            stack: StackId::NONE,
         };
         let (kernel, user) = (fault(true, false), fault(false, false));
         let forget = Kind::Advise { start: PAGE_SIZE, len: PAGE_SIZE, advice: 4 };
@@ -240,6 +241,7 @@ mod tests {
             kernel: true,
             present: false,
             instruction: None,
+            stack: StackId::NONE,
         };
         for (events, unserved) in [
             (&[(0, kernel), (0, kernel), (0, kernel)][..], 2),

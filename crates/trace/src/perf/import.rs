@@ -21,7 +21,7 @@ use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, r
 use super::{Running, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
-    Recorded, ThreadInfo, Trace,
+    Recorded, StackId, Stacks, ThreadInfo, Trace,
 };
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
@@ -262,6 +262,7 @@ impl<'a> Import<'a> {
             processes: self.processes,
             threads: self.threads,
             events: self.events,
+            stacks: Stacks::default(),
         };
         if let Some(running) = self.running {
             initial::add(&mut trace, &self.first, self.start_ns.unwrap_or(0), running);
@@ -407,8 +408,12 @@ impl<'a> Import<'a> {
                 };
                 let present = code & ERROR_PRESENT != 0;
                 let instruction = Some(place_in_page(field(ip, "instruction")?));
+                let stack = StackId::NONE;
                 let thread = self.thread(pid, tid);
-                self.push(thread, Kind::Fault { page, access, kernel, present, instruction });
+                self.push(
+                    thread,
+                    Kind::Fault { page, access, kernel, present, instruction, stack },
+                );
             }
             Role::SoftwareFault => {
                 let page = page_down(sample.addr.ok_or_else(|| cut("address"))?);
@@ -416,7 +421,11 @@ impl<'a> Import<'a> {
                 let thread = self.thread(pid, tid);
                 let (access, present) = (Access::Unknown, false);
                 let instruction = sample.ip.map(place_in_page);
-                self.push(thread, Kind::Fault { page, access, kernel, present, instruction });
+                let stack = StackId::NONE;
+                self.push(
+                    thread,
+                    Kind::Fault { page, access, kernel, present, instruction, stack },
+                );
             }
             Role::Enter { number, args } => {
                 let number = field(*number, "call number")?;

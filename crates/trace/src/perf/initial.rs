@@ -151,6 +151,7 @@ mod tests {
                 .iter()
                 .map(|&(time_us, thread, kind)| Event { time_us, thread, kind })
                 .collect(),
+            ..Trace::default()
         }
     }
 

@@ -32,11 +32,8 @@ fn source(processes: &[u32], events: &[(u32, Kind)]) -> Trace {
         processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
         threads: processes.iter().map(thread).collect(),
         events: (0..).zip(events).map(event).collect(),
+        ..Trace::default()
     }
-}
-
-const fn fault(page: u64, access: Traced) -> Kind {
-    Kind::Fault { page, access, kernel: false, present: false, instruction: None }
 }
 
 fn map(start: u64, pages: u64, backing: Backing) -> Kind {
@@ -50,14 +47,14 @@ fn replayed_operations_change_memory_as_recorded() {
     const B: u64 = 0x20_0000;
     const HEAP: u64 = 0x40_0000;
     const STACK: u64 = 0x7fff_0000_0000;
-    let write = |page| (0, fault(page, Traced::Write));
+    let write = |page| (0, Kind::first(page, Traced::Write));
     let none = TracedProt::empty();
     let plan = plan(
         &[0, 0, 1, 2],
         &[
             (0, map(A, 4, Backing::Anon)),
             write(A),
-            (0, fault(A + 4096, Traced::Read)),
+            (0, Kind::first(A + 4096, Traced::Read)),
             (0, Kind::Protect { start: A + 8192, len: 4096, prot: none }),
             (0, Kind::Remap { old: A, old_len: 8192, new: B, new_len: 16384, flags: 3 }),
             write(B + 8192),
@@ -71,17 +68,17 @@ fn replayed_operations_change_memory_as_recorded() {
             (0, map(STACK, 2, Backing::Stack)),
             write(STACK - 4096),
             (0, Kind::Spawn { child: 1, birth: Birth::Thread }),
-            (1, fault(B + 4096, Traced::Write)),
+            (1, Kind::first(B + 4096, Traced::Write)),
             (0, Kind::Spawn { child: 2, birth: Birth::Fork }),
-            (2, fault(B, Traced::Write)),
+            (2, Kind::first(B, Traced::Write)),
             (2, Kind::Exec),
             (2, map(A, 1, Backing::Anon)),
-            (2, fault(A, Traced::Write)),
+            (2, Kind::first(A, Traced::Write)),
             (2, Kind::Exit),
             (0, Kind::Spawn { child: 3, birth: Birth::Vfork }),
             (3, Kind::Exec),
             (3, map(B, 1, Backing::SharedAnon)),
-            (3, fault(B, Traced::Read)),
+            (3, Kind::first(B, Traced::Read)),
             (3, Kind::Exit),
             (1, Kind::Exit),
             (0, Kind::Unmap { start: B, len: 16384 }),
@@ -138,7 +135,7 @@ fn failed_operation_ends_all_threads_and_is_named() {
 fn only_anonymous_memory_is_prefaulted() {
     const AT: u64 = 0x10_0000;
     for (backing, ahead) in [(Backing::Anon, true), (Backing::File, false)] {
-        let touches = (0..20).map(|page| (0, fault(AT + page * 4096, Traced::Write)));
+        let touches = (0..20).map(|page| (0, Kind::first(AT + page * 4096, Traced::Write)));
         let mut events = vec![(0, map(AT, 64, backing))];
         events.extend(touches);
         events.push((0, Kind::Unmap { start: AT, len: 64 << 12 }));
@@ -174,7 +171,7 @@ fn resident_pages_are_restored_without_faults() {
         let start = AT + page * 4096;
         (0, Kind::Resident { start, len: pages << 12, written })
     };
-    let store = |page: u64| fault(AT + page * 4096, Traced::Write);
+    let store = |page: u64| Kind::first(AT + page * 4096, Traced::Write);
     let events = [
         area(AT, Backing::Anon),
         area(AT + (1 << 20), Backing::Heap),

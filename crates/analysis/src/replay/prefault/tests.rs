@@ -110,11 +110,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Creates a fault of a program.
-const fn fault(page: u64, access: Access) -> Kind {
-    Kind::Fault { page, access, kernel: false, present: false, instruction: None }
-}
-
 /// Returns the recording of a program that executes `steps`, each in one of its processes.
 fn trace(steps: &[(usize, Step)]) -> Trace {
     let rw = Prot::READ | Prot::WRITE;
@@ -140,7 +135,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
                 let access = if write { Access::Write } else { Access::Read };
                 for page in pages {
                     let page = at(page);
-                    add(fault(page, access));
+                    add(Kind::first(page, access));
                 }
             }
             Step::Forget { page, count } => {
@@ -163,7 +158,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
                 let (old, old_len) = (at(page), count * PAGE);
                 let new = at(PAGES + page);
                 add(Kind::Remap { old, old_len, new, new_len: old_len, flags: 3 });
-                add(fault(new, Access::Read));
+                add(Kind::first(new, Access::Read));
                 add(Kind::Remap { old: new, old_len, new: old, new_len: old_len, flags: 3 });
             }
             Step::Fork if count < 6 => {
@@ -187,6 +182,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
             .zip(events)
             .map(|(time_us, (thread, kind))| Event { time_us, thread, kind })
             .collect(),
+        ..Trace::default()
     }
 }
 
