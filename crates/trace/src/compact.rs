@@ -2,11 +2,11 @@
 
 use crate::error::{Error, Place};
 use crate::event::{
-    Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
-    Recorded, ThreadInfo, Trace,
+    Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
+    Prot, Recorded, ThreadInfo, Trace,
 };
 use crate::zstd;
-use faultless::{PAGE_SHIFT, PAGE_SIZE};
+use faultless::PAGE_SHIFT;
 use std::path::Path;
 
 /// The first bytes of a compact recording.
@@ -43,7 +43,8 @@ const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
 /// format allows.
 pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
     trace.check().map_err(|(event, reason)| unchecked(path, event, reason))?;
-    let body = Writer::default().body(trace).map_err(|why| Error::new(path, Place::File, why))?;
+    let writer = Writer::new(Fields::of(trace.header.recorded));
+    let body = writer.body(trace).map_err(|why| Error::new(path, Place::File, why))?;
     if body.len() as u64 > MAX_BODY {
         return Err(Error::new(path, Place::File, "the trace is larger than 256 MiB"));
     }
@@ -95,7 +96,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if crc32fast::hash(&body) != word(12) {
         return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
     }
-    let mut reader = Reader { body: &body, at: 0, version, instructions: false };
+    let mut reader = Reader { body: &body, at: 0, version, fields: Fields::default() };
     let trace = reader
         .trace()
         .map_err(|reason| Error::new(path, Place::BodyOffset(reader.at as u64), reason))?;
@@ -130,14 +131,59 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     Ok(body)
 }
 
-#[derive(Default)]
-struct Writer {
-    out: Vec<u8>,
+/// The optional fields of events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fields {
     /// Whether faults contain their instructions.
     instructions: bool,
 }
 
+impl Fields {
+    /// All fields, for events in memory.
+    pub const ALL: Self = Self { instructions: true };
+
+    /// Returns the fields of a recording with the kinds `recorded`.
+    fn of(recorded: Recorded) -> Self {
+        Self { instructions: recorded.contains(Recorded::INSTRUCTIONS) }
+    }
+}
+
+/// The values to which the next event is relative.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Position {
+    /// The time of the last event, in microseconds.
+    pub now: u64,
+    /// The thread of the last event.
+    thread: u32,
+    /// By thread: the page of its last fault.
+    pages: Vec<u64>,
+}
+
+impl Position {
+    /// Returns the page of the last fault of the present thread.
+    fn page(&mut self) -> &mut u64 {
+        // Threads beyond the limit share a place: they cause an error of `Trace::check`.
+        let at = (self.thread as usize).min(MAX_THREADS);
+        if at >= self.pages.len() {
+            self.pages.resize(at + 1, 0);
+        }
+        &mut self.pages[at]
+    }
+}
+
+/// Writes the body of a recording.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    /// The written bytes.
+    pub out: Vec<u8>,
+    fields: Fields,
+}
+
 impl Writer {
+    pub(crate) fn new(fields: Fields) -> Self {
+        Self { out: Vec::new(), fields }
+    }
+
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.out.push(value as u8 | 0x80);
@@ -169,7 +215,6 @@ impl Writer {
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
         let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
             &trace.header;
-        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
@@ -188,28 +233,32 @@ impl Writer {
             self.string(&thread.name)?;
         }
         self.varint(trace.events.len() as u64);
-        let (mut now, mut current) = (0, 0);
-        let mut last_page = vec![0; trace.threads.len()];
+        let mut position = Position::default();
         for event in &trace.events {
-            let (code, extra) = code_of(&event.kind);
-            let switched = u8::from(event.thread != current);
-            self.out.push(code | switched << 4 | extra << 5);
-            self.varint(event.time_us - now);
-            if switched == 1 {
-                self.varint(event.thread.into());
-            }
-            (now, current) = (event.time_us, event.thread);
-            self.fields(&event.kind, &mut last_page[event.thread as usize]);
+            self.event(&event, &mut position);
         }
         Ok(self.out)
     }
 
-    fn fields(&mut self, kind: &Kind, last: &mut u64) {
+    /// Writes `event`, which follows the events up to `position`.
+    pub(crate) fn event(&mut self, event: &Event, position: &mut Position) {
+        let (code, extra) = code_of(&event.kind);
+        let switched = u8::from(event.thread != position.thread);
+        self.out.push(code | switched << 4 | extra << 5);
+        self.varint(event.time_us.wrapping_sub(position.now));
+        if switched == 1 {
+            self.varint(event.thread.into());
+        }
+        (position.now, position.thread) = (event.time_us, event.thread);
+        self.kind(&event.kind, position.page());
+    }
+
+    fn kind(&mut self, kind: &Kind, last: &mut u64) {
         match *kind {
             Kind::Fault { page, instruction, .. } => {
                 self.page(*last, page);
                 *last = page >> PAGE_SHIFT;
-                if self.instructions {
+                if self.fields.instructions {
                     self.varint(instruction.map_or(0, |place| u64::from(place) + 1));
                 }
             }
@@ -264,15 +313,21 @@ fn code_of(kind: &Kind) -> (u8, u8) {
     }
 }
 
-struct Reader<'a> {
+/// Reads the body of a recording.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     version: u32,
-    /// Whether faults contain their instructions.
-    instructions: bool,
+    fields: Fields,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// Creates the reader of events in memory.
+    pub(crate) fn of_events(body: &'a [u8]) -> Self {
+        Self { body, at: 0, version: VERSION, fields: Fields::ALL }
+    }
+
     fn byte(&mut self) -> Result<u8, String> {
         let byte = *self.body.get(self.at).ok_or("the body ends within an item")?;
         self.at += 1;
@@ -339,7 +394,8 @@ impl Reader<'_> {
     fn instruction(&mut self) -> Result<Option<u16>, String> {
         match self.varint()? {
             0 => Ok(None),
-            after @ 1..=PAGE_SIZE => Ok(Some((after - 1) as u16)),
+            // `Trace::check` examines the number.
+            after @ 1..=0x1_0000 => Ok(Some((after - 1) as u16)),
             _ => Err("an instruction lies beyond the end of a page".into()),
         }
     }
@@ -354,8 +410,8 @@ impl Reader<'_> {
             [self.string()?, self.string()?, self.string()?, self.string()?];
         let (page_size, cpus) = (self.small()?, self.small()?);
         let recorded = Recorded::from_bits(self.small()?).ok_or("an unknown kind of event")?;
-        self.instructions = recorded.contains(Recorded::INSTRUCTIONS);
-        if self.instructions && self.version < WITH_INSTRUCTIONS {
+        self.fields = Fields::of(recorded);
+        if self.fields.instructions && self.version < WITH_INSTRUCTIONS {
             return Err(format!("version {} has no instructions", self.version));
         }
         let lost = self.varint()?;
@@ -371,25 +427,34 @@ impl Reader<'_> {
             .map(|_| Ok(ThreadInfo { process: self.small()?, name: self.string()? }))
             .collect::<Result<Vec<_>, String>>()?;
         let count = self.count(MAX_EVENTS, "events")?;
-        let mut events = Vec::with_capacity(count.min(1 << 16));
-        let mut last_page = vec![0; threads.len()];
-        let (mut now, mut current) = (0u64, 0);
+        let mut events = Events::default();
+        let mut position = Position::default();
         for _ in 0..count {
-            let tag = self.byte()?;
-            now = now.checked_add(self.varint()?).ok_or("time overflows")?;
-            if tag & 0x10 != 0 {
-                current = self.small()?;
+            let event = self.event(&mut position)?;
+            if event.time_us < events.last_us() {
+                return Err("time overflows".into());
             }
-            let last = last_page
-                .get_mut(current as usize)
-                .ok_or_else(|| format!("thread {current} is not in the table"))?;
-            let kind = self.kind(tag & 15, tag >> 5, last)?;
-            events.push(Event { time_us: now, thread: current, kind });
+            if event.thread as usize >= threads.len() {
+                return Err(format!("thread {} is not in the table", event.thread));
+            }
+            events.push(event);
         }
         if self.at != self.body.len() {
             return Err("bytes follow the last event".into());
         }
         Ok(Trace { header, processes, threads, events })
+    }
+
+    /// Reads the event that follows `position`.
+    pub(crate) fn event(&mut self, position: &mut Position) -> Result<Event, String> {
+        let tag = self.byte()?;
+        position.now = position.now.wrapping_add(self.varint()?);
+        if tag & 0x10 != 0 {
+            position.thread = self.small()?;
+        }
+        let (time_us, thread) = (position.now, position.thread);
+        let kind = self.kind(tag & 15, tag >> 5, position.page())?;
+        Ok(Event { time_us, thread, kind })
     }
 
     fn kind(&mut self, code: u8, extra: u8, last: &mut u64) -> Result<Kind, String> {
@@ -400,7 +465,7 @@ impl Reader<'_> {
                 let page = self.page(from)?;
                 *last = page >> PAGE_SHIFT;
                 let access = ACCESSES[usize::from(extra & 3)];
-                let instruction = if self.instructions { self.instruction()? } else { None };
+                let instruction = if self.fields.instructions { self.instruction()? } else { None };
                 Kind::Fault {
                     page,
                     access,

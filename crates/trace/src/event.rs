@@ -5,8 +5,10 @@
 //! that add memory (`mmap`, `brk`, `mremap`), and the entry of calls that remove memory (`munmap`,
 //! `madvise`).
 
+mod events;
 mod summary;
 
+pub use events::{Events, Iter};
 pub use summary::Summary;
 
 use bitflags::bitflags;
@@ -321,7 +323,7 @@ pub struct Trace {
     /// The threads of all processes.
     pub threads: Vec<ThreadInfo>,
     /// The operations of the threads, in order of time.
-    pub events: Vec<Event>,
+    pub events: Events,
 }
 
 impl Header {
