@@ -223,7 +223,7 @@ struct Walk<'p> {
 }
 
 fn walk(trace: &Trace, policy: &mut dyn Policy) -> Result<Outcome, PlanError> {
-    walk_over(trace, trace.events.iter().copied(), policy)
+    walk_over(trace, trace.events.iter(), policy)
 }
 
 /// Walks like [`walk`], with `events` instead of the events of `trace`.

@@ -2,11 +2,11 @@
 
 use crate::error::{Error, Place};
 use crate::event::{
-    Access, Backing, Birth, Event, Frame, Function, Header, Kind, MAX_EVENTS, MAX_FRAMES,
+    Access, Backing, Birth, Event, Events, Frame, Function, Header, Kind, MAX_EVENTS, MAX_FRAMES,
     MAX_FUNCTIONS, MAX_THREADS, ProcessInfo, Prot, Recorded, StackId, Stacks, ThreadInfo, Trace,
 };
 use crate::zstd;
-use faultless::{PAGE_SHIFT, PAGE_SIZE};
+use faultless::PAGE_SHIFT;
 use std::path::Path;
 
 /// The first bytes of a compact recording.
@@ -45,7 +45,8 @@ const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
 /// format allows.
 pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
     trace.check().map_err(|(event, reason)| unchecked(path, event, reason))?;
-    let body = Writer::default().body(trace).map_err(|why| Error::new(path, Place::File, why))?;
+    let writer = Writer::new(Fields::of(trace.header.recorded));
+    let body = writer.body(trace).map_err(|why| Error::new(path, Place::File, why))?;
     if body.len() as u64 > MAX_BODY {
         return Err(Error::new(path, Place::File, "the trace is larger than 256 MiB"));
     }
@@ -97,7 +98,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     if crc32fast::hash(&body) != word(12) {
         return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
     }
-    let mut reader = Reader { body: &body, at: 0, version, recorded: Recorded::empty() };
+    let mut reader = Reader { body: &body, at: 0, version, fields: Fields::default() };
     let trace = reader
         .trace()
         .map_err(|reason| Error::new(path, Place::BodyOffset(reader.at as u64), reason))?;
@@ -132,14 +133,64 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     Ok(body)
 }
 
-#[derive(Default)]
-struct Writer {
-    out: Vec<u8>,
-    /// The recorded kinds of events.
-    recorded: Recorded,
+/// The optional fields of events.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fields {
+    /// Whether faults contain their instructions.
+    instructions: bool,
+    /// Whether faults contain their call stacks.
+    stacks: bool,
+}
+
+impl Fields {
+    /// All fields, for events in memory.
+    pub const ALL: Self = Self { instructions: true, stacks: true };
+
+    /// Returns the fields of a recording with the kinds `recorded`.
+    fn of(recorded: Recorded) -> Self {
+        Self {
+            instructions: recorded.contains(Recorded::INSTRUCTIONS),
+            stacks: recorded.contains(Recorded::STACKS),
+        }
+    }
+}
+
+/// The values to which the next event is relative.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Position {
+    /// The time of the last event, in microseconds.
+    pub now: u64,
+    /// The thread of the last event.
+    thread: u32,
+    /// By thread: the page of its last fault.
+    pages: Vec<u64>,
+}
+
+impl Position {
+    /// Returns the page of the last fault of the present thread.
+    fn page(&mut self) -> &mut u64 {
+        // Threads beyond the limit share a place: they cause an error of `Trace::check`.
+        let at = (self.thread as usize).min(MAX_THREADS);
+        if at >= self.pages.len() {
+            self.pages.resize(at + 1, 0);
+        }
+        &mut self.pages[at]
+    }
+}
+
+/// Writes the body of a recording.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    /// The written bytes.
+    pub out: Vec<u8>,
+    fields: Fields,
 }
 
 impl Writer {
+    pub(crate) fn new(fields: Fields) -> Self {
+        Self { out: Vec::new(), fields }
+    }
+
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.out.push(value as u8 | 0x80);
@@ -171,7 +222,6 @@ impl Writer {
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
         let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
             &trace.header;
-        self.recorded = *recorded;
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
@@ -193,18 +243,9 @@ impl Writer {
             self.stacks(&trace.stacks)?;
         }
         self.varint(trace.events.len() as u64);
-        let (mut now, mut current) = (0, 0);
-        let mut last_page = vec![0; trace.threads.len()];
+        let mut position = Position::default();
         for event in &trace.events {
-            let (code, extra) = code_of(&event.kind);
-            let switched = u8::from(event.thread != current);
-            self.out.push(code | switched << 4 | extra << 5);
-            self.varint(event.time_us - now);
-            if switched == 1 {
-                self.varint(event.thread.into());
-            }
-            (now, current) = (event.time_us, event.thread);
-            self.fields(&event.kind, &mut last_page[event.thread as usize]);
+            self.event(&event, &mut position);
         }
         Ok(self.out)
     }
@@ -223,15 +264,28 @@ impl Writer {
         Ok(())
     }
 
-    fn fields(&mut self, kind: &Kind, last: &mut u64) {
+    /// Writes `event`, which follows the events up to `position`.
+    pub(crate) fn event(&mut self, event: &Event, position: &mut Position) {
+        let (code, extra) = code_of(&event.kind);
+        let switched = u8::from(event.thread != position.thread);
+        self.out.push(code | switched << 4 | extra << 5);
+        self.varint(event.time_us.wrapping_sub(position.now));
+        if switched == 1 {
+            self.varint(event.thread.into());
+        }
+        (position.now, position.thread) = (event.time_us, event.thread);
+        self.kind(&event.kind, position.page());
+    }
+
+    fn kind(&mut self, kind: &Kind, last: &mut u64) {
         match *kind {
             Kind::Fault { page, instruction, stack, .. } => {
                 self.page(*last, page);
                 *last = page >> PAGE_SHIFT;
-                if self.recorded.contains(Recorded::INSTRUCTIONS) {
+                if self.fields.instructions {
                     self.varint(instruction.map_or(0, |place| u64::from(place) + 1));
                 }
-                if self.recorded.contains(Recorded::STACKS) {
+                if self.fields.stacks {
                     self.varint(stack.number().into());
                 }
             }
@@ -286,15 +340,21 @@ fn code_of(kind: &Kind) -> (u8, u8) {
     }
 }
 
-struct Reader<'a> {
+/// Reads the body of a recording.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader<'a> {
     body: &'a [u8],
     at: usize,
     version: u32,
-    /// The recorded kinds of events.
-    recorded: Recorded,
+    fields: Fields,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// Creates the reader of events in memory.
+    pub(crate) fn of_events(body: &'a [u8]) -> Self {
+        Self { body, at: 0, version: VERSION, fields: Fields::ALL }
+    }
+
     fn byte(&mut self) -> Result<u8, String> {
         let byte = *self.body.get(self.at).ok_or("the body ends within an item")?;
         self.at += 1;
@@ -361,7 +421,8 @@ impl Reader<'_> {
     fn instruction(&mut self) -> Result<Option<u16>, String> {
         match self.varint()? {
             0 => Ok(None),
-            after @ 1..=PAGE_SIZE => Ok(Some((after - 1) as u16)),
+            // `Trace::check` examines the number.
+            after @ 1..=0x1_0000 => Ok(Some((after - 1) as u16)),
             _ => Err("an instruction lies beyond the end of a page".into()),
         }
     }
@@ -376,12 +437,12 @@ impl Reader<'_> {
             [self.string()?, self.string()?, self.string()?, self.string()?];
         let (page_size, cpus) = (self.small()?, self.small()?);
         let recorded = Recorded::from_bits(self.small()?).ok_or("an unknown kind of event")?;
-        self.recorded = recorded;
-        for (kind, since, what) in [
-            (Recorded::INSTRUCTIONS, WITH_INSTRUCTIONS, "instructions"),
-            (Recorded::STACKS, WITH_STACKS, "call stacks"),
+        self.fields = Fields::of(recorded);
+        for (has, since, what) in [
+            (self.fields.instructions, WITH_INSTRUCTIONS, "instructions"),
+            (self.fields.stacks, WITH_STACKS, "call stacks"),
         ] {
-            if recorded.contains(kind) && self.version < since {
+            if has && self.version < since {
                 return Err(format!("version {} has no {what}", self.version));
             }
         }
@@ -402,20 +463,17 @@ impl Reader<'_> {
             false => Stacks::default(),
         };
         let count = self.count(MAX_EVENTS, "events")?;
-        let mut events = Vec::with_capacity(count.min(1 << 16));
-        let mut last_page = vec![0; threads.len()];
-        let (mut now, mut current) = (0u64, 0);
+        let mut events = Events::default();
+        let mut position = Position::default();
         for _ in 0..count {
-            let tag = self.byte()?;
-            now = now.checked_add(self.varint()?).ok_or("time overflows")?;
-            if tag & 0x10 != 0 {
-                current = self.small()?;
+            let event = self.event(&mut position)?;
+            if event.time_us < events.last_us() {
+                return Err("time overflows".into());
             }
-            let last = last_page
-                .get_mut(current as usize)
-                .ok_or_else(|| format!("thread {current} is not in the table"))?;
-            let kind = self.kind(tag & 15, tag >> 5, last)?;
-            events.push(Event { time_us: now, thread: current, kind });
+            if event.thread as usize >= threads.len() {
+                return Err(format!("thread {} is not in the table", event.thread));
+            }
+            events.push(event);
         }
         if self.at != self.body.len() {
             return Err("bytes follow the last event".into());
@@ -441,6 +499,18 @@ impl Reader<'_> {
         Ok(Stacks { functions, frames })
     }
 
+    /// Reads the event that follows `position`.
+    pub(crate) fn event(&mut self, position: &mut Position) -> Result<Event, String> {
+        let tag = self.byte()?;
+        position.now = position.now.wrapping_add(self.varint()?);
+        if tag & 0x10 != 0 {
+            position.thread = self.small()?;
+        }
+        let (time_us, thread) = (position.now, position.thread);
+        let kind = self.kind(tag & 15, tag >> 5, position.page())?;
+        Ok(Event { time_us, thread, kind })
+    }
+
     fn kind(&mut self, code: u8, extra: u8, last: &mut u64) -> Result<Kind, String> {
         let from = *last;
         let prot = Prot::from_bits_truncate(extra);
@@ -449,9 +519,8 @@ impl Reader<'_> {
                 let page = self.page(from)?;
                 *last = page >> PAGE_SHIFT;
                 let access = ACCESSES[usize::from(extra & 3)];
-                let has = |kind| self.recorded.contains(kind);
-                let (places, stacks) = (has(Recorded::INSTRUCTIONS), has(Recorded::STACKS));
-                let instruction = if places { self.instruction()? } else { None };
+                let Fields { instructions, stacks } = self.fields;
+                let instruction = if instructions { self.instruction()? } else { None };
                 let stack = StackId::new(if stacks { self.small()? } else { 0 });
                 Kind::Fault {
                     page,

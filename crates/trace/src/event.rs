@@ -5,9 +5,11 @@
 //! that add memory (`mmap`, `brk`, `mremap`), and the entry of calls that remove memory (`munmap`,
 //! `madvise`).
 
+mod events;
 mod stacks;
 mod summary;
 
+pub use events::{Events, Iter};
 pub use stacks::{Frame, Function, StackId, Stacks};
 pub use summary::Summary;
 
@@ -331,7 +333,7 @@ pub struct Trace {
     /// The threads of all processes.
     pub threads: Vec<ThreadInfo>,
     /// The operations of the threads, in order of time.
-    pub events: Vec<Event>,
+    pub events: Events,
     /// The call stacks of the faults.
     pub stacks: Stacks,
 }

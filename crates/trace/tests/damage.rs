@@ -3,7 +3,7 @@
 
 use faultless_trace::error::Place;
 use faultless_trace::plan::Plan;
-use faultless_trace::{compact, parse, recordings};
+use faultless_trace::{Kind, Trace, compact, parse, recordings};
 use proptest::prelude::*;
 use ruzstd::decoding::StreamingDecoder;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -169,12 +169,17 @@ fn one_fault(recorded: u64, rest: &[u8]) -> Vec<u8> {
     body
 }
 
+/// Returns the single event of `trace`.
+fn only(trace: &Trace) -> Kind {
+    assert_eq!(trace.events.len(), 1);
+    trace.events.iter().next().unwrap().kind
+}
+
 #[test]
 fn instruction_offset_is_checked_and_needs_version_2() {
-    use faultless_trace::Kind;
     let (with, without) = (1 | 1 << 11, 1);
     let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
-    let instruction = |version, body: &[u8]| match read(version, body).unwrap().events[0].kind {
+    let instruction = |version, body: &[u8]| match only(&read(version, body).unwrap()) {
         Kind::Fault { page: 4096, instruction, .. } => instruction,
         other => panic!("{other:?}"),
     };
@@ -185,7 +190,8 @@ fn instruction_offset_is_checked_and_needs_version_2() {
     assert_eq!(instruction(2, &one_fault(with, &[0x80, 0x20])), Some(4095));
     for (version, body, why) in [
         (1, one_fault(with, &[1]), "version 1 has no instructions"),
-        (2, one_fault(with, &[0x81, 0x20]), "an instruction lies beyond the end of a page"),
+        (2, one_fault(with, &[0x81, 0x20]), "the instruction lies beyond the end of a page"),
+        (2, one_fault(with, &[0x81, 0x80, 0x04]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
         (2, one_fault(without, &[1]), "bytes follow the last event"),
         (5, one_fault(with, &[1]), "version 5; this reads versions 1 to 4"),
@@ -198,7 +204,6 @@ fn instruction_offset_is_checked_and_needs_version_2() {
 
 #[test]
 fn resident_pages_are_checked_and_need_version_3() {
-    use faultless_trace::Kind;
     let event = |extra: u8, pages: &[u8]| {
         let mut body = one_fault(1, pages);
         let tag = body.len() - pages.len() - 3;
@@ -209,7 +214,7 @@ fn resident_pages_are_checked_and_need_version_3() {
     for (extra, written) in [(0, false), (1, true)] {
         let trace = read(3, &event(extra, &[5])).unwrap();
         let resident = Kind::Resident { start: 4096, len: 5 * 4096, written };
-        assert_eq!(trace.events[0].kind, resident);
+        assert_eq!(only(&trace), resident);
     }
     for (version, body, why) in [
         (2, event(0, &[5]), "unknown event code 12"),
@@ -238,14 +243,14 @@ fn call_stacks_are_checked_and_need_version_4() {
     let two = [2, 0, 0, 7, 1, 0, 9];
     let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
     let trace = read(4, &body(&two, 2)).unwrap();
-    let Kind::Fault { stack, .. } = trace.events[0].kind else { panic!() };
+    let Kind::Fault { stack, .. } = trace.events.iter().next().unwrap().kind else { panic!() };
     let lines: Vec<_> =
         trace.stacks.of(stack).map(|(frame, function)| (frame.line, function.label())).collect();
     assert_eq!(lines, [(9, "f"), (7, "f")]);
     let again = compact::encode(Path::new("one"), &trace).unwrap();
     assert_eq!(parse(Path::new("one"), &again).unwrap(), trace);
     let none = read(4, &body(&[0], 0)).unwrap();
-    let Kind::Fault { stack, .. } = none.events[0].kind else { panic!() };
+    let Kind::Fault { stack, .. } = none.events.iter().next().unwrap().kind else { panic!() };
     assert_eq!(stack, StackId::NONE);
     for (version, body, why) in [
         (3, body(&two, 2), "version 3 has no call stacks"),
@@ -266,13 +271,15 @@ fn call_stacks_are_checked_and_need_version_4() {
 
 #[test]
 fn trace_with_instructions_is_marked_and_checked() {
-    use faultless_trace::Kind;
     use faultless_trace::event::Recorded;
     let mut trace = parse(Path::new("one"), &sealed(&one_fault(1 | 1 << 11, &[1]))).unwrap();
     let mut refused = |place, recorded| {
         trace.header.recorded = recorded;
-        let Kind::Fault { instruction, .. } = &mut trace.events[0].kind else { panic!() };
-        *instruction = Some(place);
+        trace.events.retain_mut(|event| {
+            let Kind::Fault { instruction, .. } = &mut event.kind else { panic!() };
+            *instruction = Some(place);
+            true
+        });
         compact::encode(Path::new("one"), &trace).err().map(|error| error.to_string())
     };
     let all = Recorded::all();

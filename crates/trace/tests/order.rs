@@ -2,8 +2,8 @@
 //! meets the page left by the same change of the address space.
 
 use faultless_trace::event::{
-    Access, Backing, Birth, Event, Frame, Function, Header, Kind, ProcessInfo, Prot, Recorded,
-    StackId, Stacks, ThreadInfo, Trace,
+    Access, Backing, Birth, Event, Events, Frame, Function, Header, Kind, ProcessInfo, Prot,
+    Recorded, StackId, Stacks, ThreadInfo, Trace,
 };
 use faultless_trace::plan::{At, Op, Plan};
 use faultless_trace::{compact, parse};
@@ -125,7 +125,7 @@ fn trace() -> impl Strategy<Value = Trace> {
             },
             processes: vec![ProcessInfo { parent: None }, ProcessInfo { parent: Some(0) }],
             threads: vec![thread(0), thread(0), thread(0), thread(1)],
-            events,
+            events: events.into_iter().collect(),
             stacks: if recorded { stacks() } else { Stacks::default() },
         }
     })
@@ -226,7 +226,7 @@ proptest! {
 
 #[test]
 fn independent_threads_do_not_wait() {
-    let mut events: Vec<Event> = (1..THREADS)
+    let mut events: Events = (1..THREADS)
         .map(|child| Event {
             time_us: 0,
             thread: 0,

@@ -51,7 +51,7 @@ impl<'a> Answer<'a> {
     /// Creates the report from counts, costs and the run without a recorder, if there was such a
     /// run.
     pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
-        let recorded = trace.events.last().map_or(0, |event| event.time_us);
+        let recorded = trace.events.last_us();
         let recorded = recorded as f64 / 1e6;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };

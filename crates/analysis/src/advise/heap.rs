@@ -48,7 +48,7 @@ pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
             }
             kind => kind,
         };
-        Event { kind, ..*event }
+        Event { kind, ..event }
     })
 }
 
@@ -68,9 +68,8 @@ pub struct Padded {
 pub fn padded<'a>(trace: &'a Trace, out: &'a mut Padded) -> impl Iterator<Item = Event> + 'a {
     // By process: the recorded break, and the break with the larger pad.
     let mut heaps: HashMap<u32, (u64, u64)> = HashMap::new();
-    trace.events.iter().filter_map(move |event| {
+    trace.events.iter().filter_map(move |mut event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
-        let mut event = *event;
         match &mut event.kind {
             Kind::Brk { end } => {
                 // The first call reports the start of the heap.

@@ -29,7 +29,7 @@ pub struct Folios {
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn folios(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanError> {
-    folios_of(trace, trace.events.iter().copied(), all, asked)
+    folios_of(trace, trace.events.iter(), all, asked)
 }
 
 /// Returns the same as [`folios`], with `events` instead of the events of `trace`.

@@ -105,7 +105,9 @@ fn mergeable_adjacent_vmas_count_as_one() {
             flags: 0x32,
             backing: Backing::Anon,
         };
-        trace.events.insert(1, Event { time_us: 0, thread: 0, kind: map });
+        let map = Event { time_us: 0, thread: 0, kind: map };
+        let (first, others) = (trace.events.iter().take(1), trace.events.iter().skip(1));
+        trace.events = first.chain([map]).chain(others).collect();
         let plan = Plan::in_turn(&trace).unwrap();
         let took = |at| if at < 2 { Took::Nothing } else { Took::First };
         let done: Vec<_> = (0..10).map(|at| Done { thread: 0, took: took(at) }).collect();

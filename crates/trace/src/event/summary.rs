@@ -97,7 +97,7 @@ impl Trace {
             threads: self.threads.len(),
             processes: self.processes.len(),
             events: self.events.len(),
-            duration_us: self.events.last().map_or(0, |event| event.time_us),
+            duration_us: self.events.last_us(),
             recorded: self.header.recorded,
             ..Summary::default()
         };

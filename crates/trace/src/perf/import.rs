@@ -20,8 +20,8 @@
 use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
 use super::{Running, format, initial};
 use crate::event::{
-    Access, Backing, Birth, Event, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo, Prot,
-    Recorded, StackId, Stacks, ThreadInfo, Trace,
+    Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
+    Prot, Recorded, StackId, Stacks, ThreadInfo, Trace,
 };
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
@@ -69,11 +69,13 @@ pub(super) struct Import<'a> {
     /// The place in the events of the birth of each process that might be a `vfork`.
     births: HashMap<u32, usize>,
     pending: HashMap<u32, Pending>,
-    events: Vec<Event>,
+    events: Events,
     /// The kernel marks the name of an executed program (Linux 3.16 and later).
     tells_exec: bool,
     /// Places in `events` of calls that failed later.
     failed_slots: Vec<usize>,
+    /// Places in `events` of births that are a `vfork`.
+    vforks: HashSet<usize>,
     start_ns: Option<u64>,
     now_us: u64,
     failed: u64,
@@ -136,9 +138,10 @@ impl<'a> Import<'a> {
             thread_of: HashMap::new(),
             births: HashMap::new(),
             pending: HashMap::new(),
-            events: Vec::new(),
+            events: Events::default(),
             tells_exec: attrs.iter().any(|attr| attr.attr.flags.contains(AttrFlags::COMM_EXEC)),
             failed_slots: Vec::new(),
+            vforks: HashSet::new(),
             start_ns: None,
             now_us: 0,
             failed: 0,
@@ -249,13 +252,17 @@ impl<'a> Import<'a> {
             let note = format!("{} calls that the kernel refused are omitted", self.failed);
             self.header.notes.push(note);
         }
-        // In place, because a copy would need the same amount of memory again.
         self.failed_slots.sort_unstable();
         let mut failed = self.failed_slots.into_iter().peekable();
         let mut numbers = 0..;
-        self.events.retain(|_| {
-            let number = numbers.next();
-            failed.next_if(|slot| Some(*slot) == number).is_none()
+        self.events.retain_mut(|event| {
+            let Some(number) = numbers.next() else { return true };
+            if let Kind::Spawn { birth, .. } = &mut event.kind
+                && self.vforks.contains(&number)
+            {
+                *birth = Birth::Vfork;
+            }
+            failed.next_if_eq(&number).is_none()
         });
         let mut trace = Trace {
             header: self.header,
@@ -455,12 +462,7 @@ impl<'a> Import<'a> {
                 let child = field(pid, "child")? as i32;
                 let shares = field(flags, "clone flags")? & CLONE_VM != 0;
                 let slot = self.thread_of.get(&child).and_then(|child| self.births.remove(child));
-                let event = slot.map(|slot| &mut self.events[slot]);
-                if let Some(Event { kind: Kind::Spawn { birth, .. }, .. }) = event
-                    && shares
-                {
-                    *birth = Birth::Vfork;
-                }
+                self.vforks.extend(slot.filter(|_| shares));
             }
             Role::Other => {}
         }

@@ -42,12 +42,12 @@ pub(super) fn add(trace: &mut Trace, first: &[(i32, u32)], start_ns: u64, runnin
         let event = |kind| Event { time_us: 0, thread: thread as u32, kind };
         state.extend(areas.chain(pages).map(event));
     }
-    trace.events.retain(|event| {
+    let later = trace.events.iter().filter(|event| {
         let process = trace.threads[event.thread as usize].process as usize;
         let early = event.time_us < enabled_us && known[process];
         !(early && matches!(event.kind, Kind::Area { .. } | Kind::Exec))
     });
-    trace.events.splice(0..0, state);
+    trace.events = state.into_iter().chain(later).collect();
     keep(trace, &active);
 }
 
@@ -213,7 +213,10 @@ mod tests {
         add(&mut idle, &first, 0, RUNNING);
         assert_eq!((idle.processes.len(), idle.threads.len(), idle.events.len()), (2, 3, 4));
         assert_eq!(idle.processes[1].parent, Some(0));
-        assert_eq!(idle.events[1].kind, Kind::Spawn { child: 1, birth: Birth::Fork });
+        assert_eq!(
+            idle.events.iter().nth(1).unwrap().kind,
+            Kind::Spawn { child: 1, birth: Birth::Fork }
+        );
         idle.check().unwrap();
         let mut own = trace(&events);
         add(&mut own, &first, 0, Running { own: &[8], ..RUNNING });

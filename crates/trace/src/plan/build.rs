@@ -105,7 +105,8 @@ impl<'a> Builder<'a> {
         }
         for (number, event) in self.trace.events.iter().enumerate() {
             self.now = event.time_us;
-            self.event(event).map_err(|reason| PlanError { event: Some(number as u64), reason })?;
+            self.event(&event)
+                .map_err(|reason| PlanError { event: Some(number as u64), reason })?;
         }
         Ok(Plan {
             processes: self.processes,
