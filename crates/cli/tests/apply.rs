@@ -403,9 +403,8 @@ fn programs_without_an_effect_get_a_warning() {
         assert!(err.contains("glibc ignores settings of malloc"), "{err}");
     }
     if installed("musl-gcc") {
-        // With the library this program would not start.
         let err = warnings(&place.compile("musl-gcc", "musl", source, &[]));
-        assert!(err.contains("needs glibc, and is not preloaded"), "{err}");
+        assert!(!err.contains("populate on"), "{err}");
         assert!(err.contains("linked with musl, which has its own malloc"), "{err}");
     }
 }

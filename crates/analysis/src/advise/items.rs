@@ -171,9 +171,7 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                 spared: Some(spared),
                 unused: unused * PAGE_SIZE,
                 // A block of malloc lies in a slightly larger mapping.
-                apply: if (findings.program.glibc || findings.program.java)
-                    && !findings.program.fixed
-                {
+                apply: if findings.program.populates() {
                     Apply::Populate(group.len - PAGE_SIZE)
                 } else {
                     Apply::Nothing

@@ -104,9 +104,14 @@ impl Program {
         }
     }
 
+    /// Returns whether the preloaded library populates the blocks of the program's allocator.
+    pub fn populates(&self) -> bool {
+        (self.glibc || self.musl || self.java) && !self.fixed
+    }
+
     /// Returns whether the loader of the program would fail, or report an error, for the library.
     pub fn rejects_library(&self) -> bool {
-        self.musl || self.foreign
+        self.foreign
     }
 
     /// Returns the reason for which the preloaded library has no effect.
@@ -115,8 +120,6 @@ impl Program {
             Some("the program is made for another machine than the library")
         } else if self.fixed {
             Some("the program is linked statically: no library can be preloaded")
-        } else if self.musl {
-            Some("the program is linked with musl: the library needs glibc, and is not preloaded")
         } else if self.go {
             Some("Go makes mappings without the C library")
         } else if self.privileged {
@@ -285,7 +288,8 @@ mod tests {
         }
         let got = compiled("musl-gcc", &[]);
         assert_eq!(got, Program { musl: true, ..Program::default() });
-        assert!(got.rejects_library());
+        assert!(!got.rejects_library());
+        assert_eq!(got.obstacle(&Apply::Populate(1)), None);
         assert!(got.obstacle(&named::malloc_thp()).is_some_and(|why| why.contains("musl")));
     }
 
