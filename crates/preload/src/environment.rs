@@ -1,7 +1,7 @@
 //! Settings in the environment of the program.
 
 use crate::symbols;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// A size in bytes in a variable.
@@ -40,21 +40,24 @@ impl Size {
     fn read(&self) -> usize {
         // The loader allocates memory before the C library has set the environment.
         let Some(environment) = symbols::environment() else { return OFF };
-        let bytes = find(environment, self.name).and_then(number);
+        // SAFETY: the C library's list, and the hook returns to the program later.
+        let bytes = unsafe { find(environment, self.name) }.and_then(number);
         let bytes = bytes.map_or(OFF, |bytes| bytes.max(self.least));
         self.value.store(bytes, Ordering::Relaxed);
         bytes
     }
 }
 
-/// Returns the value of the variable with this start.
-fn find(
-    mut environment: *const *const core::ffi::c_char,
+/// Returns the value of the variable with this start, which is the name and the character `=`.
+///
+/// # Safety
+/// `environment` is a list of texts that ends with a null pointer. The value is used before the
+/// program can change its environment.
+pub unsafe fn find(
+    mut environment: *const *const c_char,
     start: &'static [u8],
 ) -> Option<&'static [u8]> {
-    // SAFETY: the environment is a list of texts that ends with a null pointer. Each text ends with
-    // a zero byte. The value is used before the caller returns to the program, which may change
-    // the environment.
+    // SAFETY: by the contract, a null pointer ends the list. Each text ends with a zero byte.
     unsafe {
         while !(*environment).is_null() {
             let text = CStr::from_ptr(*environment).to_bytes();

@@ -8,6 +8,7 @@
 //! | variable | operation | module |
 //! |---|---|---|
 //! | `FAULTLESS_POPULATE=BYTES` | populates new blocks of this size and more | [`populate`] |
+//! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start | [`text`] |
 //!
 //! The hooks of the program's calls are in [`allocator`] and [`mapping`]. A hook calls the original
 //! function first, and the operation follows. A failed operation is not reported, and the
@@ -19,11 +20,14 @@ pub mod allocator;
 pub mod environment;
 pub mod errno;
 pub mod mapping;
+pub mod maps;
 pub mod next;
 pub mod page;
 pub mod populate;
+pub mod start;
 pub mod symbols;
 pub mod syscall;
+pub mod text;
 pub mod version;
 
 /// Ends the process by `SIGABRT`. The library contains no code that panics intentionally.

@@ -47,6 +47,10 @@ impl Effect {
                     given.add(name, preload::BYTES, &bytes.to_string())?;
                     effect.preload.populate = Some(*bytes);
                 }
+                Apply::HugeText(way) => {
+                    given.add(name, preload::TEXT, way.word())?;
+                    effect.preload.huge_text = Some(*way);
+                }
                 Apply::Sysfs(file, value) => {
                     if given.add(name, &file.to_string_lossy(), value)? {
                         effect.system.push((file.clone(), value.clone()));
@@ -201,6 +205,7 @@ mod tests {
         for (names, what) in [
             (["malloc-arenas=2", "malloc-arenas=4"], "MALLOC_ARENA_MAX has two values, 2 and 4"),
             (["populate=1M", "populate=2M"], "FAULTLESS_POPULATE has two values"),
+            (["huge-text", "huge-text-collapse"], "FAULTLESS_HUGE_TEXT has two values"),
             (["java-heap=1M", "java-heap=2M"], "-Xms in JAVA_TOOL_OPTIONS has two values"),
         ] {
             let error = of(&names).expect_err("two values");
@@ -224,6 +229,9 @@ mod tests {
         assert!(effect.environment(None).is_empty());
         let with = effect.environment(Some(Path::new("/x.so")));
         assert!(with.contains(&(preload::BYTES, "1048576".into())), "{with:?}");
+        let effect = of(&["huge-text"]).expect("one advice");
+        let with = effect.environment(Some(Path::new("/x.so")));
+        assert!(with.contains(&(preload::TEXT, "copy".into())), "{with:?}");
         assert_eq!(of(&[]).expect("no advice"), Effect::default());
         assert_eq!(named::gogc(7), Apply::environment([("GOGC", "7".to_owned())]));
     }

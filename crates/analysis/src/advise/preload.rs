@@ -14,6 +14,10 @@ include!(concat!(env!("OUT_DIR"), "/preload.rs"));
 pub const BYTES: &str = "FAULTLESS_POPULATE";
 /// The start of the version in each file of the library. The version ends with a zero byte.
 const VERSION: &[u8] = b"faultless-preload ";
+/// The variable that requests huge pages for text.
+pub const TEXT: &str = "FAULTLESS_HUGE_TEXT";
+/// The variables that request operations.
+pub const VARIABLES: [&str; 2] = [BYTES, TEXT];
 /// The variable with the libraries to preload.
 pub const LIBRARIES: &str = "LD_PRELOAD";
 /// The use of the library, for messages.
@@ -61,6 +65,30 @@ pub fn version(contents: &[u8]) -> Option<&str> {
 pub struct Operations {
     /// The size in bytes from which blocks and mappings are populated when they are made.
     pub populate: Option<u64>,
+    /// Text is moved to huge pages at the start, in this way.
+    pub huge_text: Option<HugeText>,
+}
+
+/// The way in which the library moves text to huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugeText {
+    /// Huge pages of the file, if the kernel and the file system provide them.
+    Collapse,
+    /// Huge pages of the file, or else a copy in anonymous memory.
+    Copy,
+}
+
+impl HugeText {
+    /// All ways.
+    pub const ALL: [Self; 2] = [Self::Collapse, Self::Copy];
+
+    /// Returns the word for the way in the variable, and in a file of advice.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Collapse => "collapse",
+            Self::Copy => "copy",
+        }
+    }
 }
 
 impl Operations {
@@ -72,7 +100,8 @@ impl Operations {
     /// Returns the variables that request the operations.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let populate = self.populate.map(|bytes| (BYTES, bytes.to_string()));
-        populate.into_iter().collect()
+        let text = self.huge_text.map(|way| (TEXT, way.word().to_owned()));
+        populate.into_iter().chain(text).collect()
     }
 
     /// Returns the environment with which the library in the file `library` serves a program.
@@ -178,13 +207,14 @@ mod tests {
             return preloaded();
         }
         let preload = Preload::new().expect("a built library");
+        let operations = Operations { populate: Some(MIB as u64), ..Operations::default() };
         let (_, module) = module_path!().split_once("::").expect("a first argument");
         let test = format!("{module}::preload_populates_large_blocks_unless_resident");
         let own = env::current_exe().expect("the path of this test");
         // The test runs in a thread with a separate heap, which has no other freed memory.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
-            .envs(Operations { populate: Some(MIB as u64) }.environment(preload.path()))
+            .envs(operations.environment(preload.path()))
             .output()
             .expect("a program that starts");
         let printed = String::from_utf8_lossy(&ran.stdout);

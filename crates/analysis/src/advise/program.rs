@@ -91,12 +91,8 @@ impl Program {
     /// of its memory. The processes that the program starts can differ.
     pub fn obstacle(&self, apply: &Apply) -> Option<&'static str> {
         match apply {
-            Apply::Populate(_) => self.not_preloaded().or_else(|| {
-                self.allocator.then_some(
-                    "the program has its own allocator: only mappings that it makes by mmap are \
-                     populated",
-                )
-            }),
+            Apply::Populate(_) => self.not_preloaded().or_else(|| self.hides_blocks()),
+            Apply::HugeText(_) => self.not_preloaded(),
             Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
                 self.without_glibc()
             }
@@ -114,14 +110,26 @@ impl Program {
         self.foreign
     }
 
+    /// Returns the reason for which the preloaded library does not see all blocks of the program.
+    fn hides_blocks(&self) -> Option<&'static str> {
+        if self.go {
+            Some("Go makes mappings without the C library")
+        } else if self.allocator {
+            Some(
+                "the program has its own allocator: only mappings that it makes by mmap are \
+                 populated",
+            )
+        } else {
+            None
+        }
+    }
+
     /// Returns the reason for which the preloaded library has no effect.
     fn not_preloaded(&self) -> Option<&'static str> {
         if self.foreign {
             Some("the program is made for another machine than the library")
         } else if self.fixed {
             Some("the program is linked statically: no library can be preloaded")
-        } else if self.go {
-            Some("Go makes mappings without the C library")
         } else if self.privileged {
             Some(
                 "the program gets other rights than its user (setuid, setgid or capabilities): \
