@@ -4,7 +4,7 @@
 //! `advise --try` and `run` apply an advice by the same [`Effect`].
 
 use super::item::Apply;
-use super::preload;
+use super::preload::{self, Operations};
 use crate::error::Error;
 use nix::sys::prctl::set_thp_disable;
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ pub struct Effect {
     pub variables: Vec<(String, String)>,
     /// Whether huge pages are off.
     pub without_thp: bool,
-    /// The size in bytes from which the preloaded library populates mappings.
-    pub populate: Option<u64>,
+    /// The operations of the preloaded library.
+    pub preload: Operations,
     /// Settings of the whole system: files, and the values to write.
     pub system: Vec<(PathBuf, String)>,
 }
@@ -45,7 +45,11 @@ impl Effect {
                 Apply::WithoutThp => effect.without_thp = true,
                 Apply::Populate(bytes) => {
                     given.add(name, preload::BYTES, &bytes.to_string())?;
-                    effect.populate = Some(*bytes);
+                    effect.preload.populate = Some(*bytes);
+                }
+                Apply::HugeText(way) => {
+                    given.add(name, preload::TEXT, way.word())?;
+                    effect.preload.huge_text = Some(*way);
                 }
                 Apply::Sysfs(file, value) => {
                     if given.add(name, &file.to_string_lossy(), value)? {
@@ -95,20 +99,20 @@ impl Effect {
     }
 
     /// Returns the environment variables to set, joined with the present ones. `library` is the
-    /// file of the preloaded library; without the file no mapping is populated.
+    /// file of the preloaded library; without the file the library's operations have no effect.
     pub fn environment(&self, library: Option<&Path>) -> Vec<(&str, OsString)> {
         let joined =
             |(name, value): &'_ (String, String)| joined(name, value, std::env::var_os(name));
         let mut all: Vec<_> =
             self.variables.iter().map(|one| (one.0.as_str(), joined(one))).collect();
-        if let (Some(bytes), Some(library)) = (self.populate, library) {
-            all.extend(preload::environment(library, bytes));
+        if let Some(library) = library.filter(|_| self.preload.any()) {
+            all.extend(self.preload.environment(library));
         }
         all
     }
 
     /// Puts the effect into force for `program`, except for settings of the whole system. `library`
-    /// is the file of the preloaded library; without the file no mapping is populated.
+    /// is the file of the preloaded library; without the file its operations have no effect.
     pub fn put(&self, program: &mut Command, library: Option<&Path>) {
         program.envs(self.environment(library));
         if self.without_thp {
@@ -186,7 +190,7 @@ mod tests {
     fn advices_combine() {
         let all = ["no-thp", "populate=1M", "malloc-arenas", "java-thp", "java-heap=256M"];
         let effect = of(&all).expect("no two values");
-        assert!(effect.without_thp && effect.populate == Some(1 << 20));
+        assert!(effect.without_thp && effect.preload.populate == Some(1 << 20));
         let java = "-XX:+UseTransparentHugePages -Xms256m";
         let expected = [("MALLOC_ARENA_MAX", "2"), ("JAVA_TOOL_OPTIONS", java)];
         let variables: Vec<_> =
@@ -201,6 +205,7 @@ mod tests {
         for (names, what) in [
             (["malloc-arenas=2", "malloc-arenas=4"], "MALLOC_ARENA_MAX has two values, 2 and 4"),
             (["populate=1M", "populate=2M"], "FAULTLESS_POPULATE has two values"),
+            (["huge-text", "huge-text-collapse"], "FAULTLESS_HUGE_TEXT has two values"),
             (["java-heap=1M", "java-heap=2M"], "-Xms in JAVA_TOOL_OPTIONS has two values"),
         ] {
             let error = of(&names).expect_err("two values");
@@ -224,6 +229,9 @@ mod tests {
         assert!(effect.environment(None).is_empty());
         let with = effect.environment(Some(Path::new("/x.so")));
         assert!(with.contains(&(preload::BYTES, "1048576".into())), "{with:?}");
+        let effect = of(&["huge-text"]).expect("one advice");
+        let with = effect.environment(Some(Path::new("/x.so")));
+        assert!(with.contains(&(preload::TEXT, "copy".into())), "{with:?}");
         assert_eq!(of(&[]).expect("no advice"), Effect::default());
         assert_eq!(named::gogc(7), Apply::environment([("GOGC", "7".to_owned())]));
     }

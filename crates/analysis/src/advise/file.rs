@@ -4,7 +4,7 @@
 //! and the measured saving, and one way to apply the advice.
 
 use super::item::Apply;
-use super::preload;
+use super::preload::{self, HugeText};
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,6 +24,9 @@ const HEAD: &str = "\
 # Advice of `faultless advise`. Apply it: faultless run --advice FILE -- PROGRAM
 # Remove or change any [[advice]]. Savings are seconds of processor time in one run, and do not add up.
 ";
+
+/// The keys of an advice, of which each advice has one.
+const WAYS: [&str; 5] = ["thp", "populate_bytes", "huge_text", "environment", "system"];
 
 /// An advice, with its predicted and measured saving.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +72,8 @@ struct Row {
     thp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     populate_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    huge_text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<BTreeMap<String, String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,6 +139,7 @@ impl From<Advice> for Row {
             Apply::Nothing => {}
             Apply::WithoutThp => row.thp = Some(OFF.to_owned()),
             Apply::Populate(bytes) => row.populate_bytes = Some(bytes),
+            Apply::HugeText(way) => row.huge_text = Some(way.word().to_owned()),
             Apply::Environment(all) => row.environment = Some(all.into_iter().collect()),
             Apply::Sysfs(file, value) => row.system = Some(System { file, value }),
         }
@@ -153,32 +159,52 @@ impl TryFrom<Row> for Advice {
         if [predicted, measured].into_iter().flatten().any(|seconds| !seconds.is_finite()) {
             return Err(format!("{name:?}: seconds need a number"));
         }
-        let apply = match (row.thp, row.populate_bytes, row.environment, row.system) {
-            (Some(thp), None, None, None) if thp == OFF => Apply::WithoutThp,
-            (Some(thp), None, None, None) => {
-                return Err(format!("{name:?}: thp is {thp:?}: use {OFF:?}"));
-            }
-            (None, Some(0), None, None) => {
-                return Err(format!("{name:?}: populate_bytes is 0: use 1048576 or another size"));
-            }
-            (None, Some(bytes), None, None) => Apply::Populate(bytes),
-            (None, None, Some(all), None) => {
-                all.iter().try_for_each(checked_variable)?;
-                if all.is_empty() {
-                    return Err(format!("{name:?}: the environment needs a variable"));
-                }
-                Apply::Environment(all.into_iter().collect())
-            }
-            (None, None, None, Some(System { file, value })) => {
-                checked_system(&file, &value)?;
-                Apply::Sysfs(file, value)
-            }
-            _ => {
-                let ways = "thp, populate_bytes, environment, system";
-                return Err(format!("{name:?}: an advice needs one of {ways}"));
-            }
+        let ways = [
+            row.thp.map(|thp| thp_way(&thp)),
+            row.populate_bytes.map(|bytes| Ok(Apply::Populate(positive("populate_bytes", bytes)?))),
+            row.huge_text.map(|word| huge_text_way(&word)),
+            row.environment.map(environment_way),
+            row.system.map(system_way),
+        ];
+        let mut ways = ways.into_iter().flatten();
+        let (Some(apply), None) = (ways.next(), ways.next()) else {
+            return Err(format!("{name:?}: an advice needs one of {}", WAYS.join(", ")));
         };
+        let apply = apply.map_err(|why| format!("{name:?}: {why}"))?;
         Ok(Self { name, predicted, measured, apply })
+    }
+}
+
+fn thp_way(thp: &str) -> Result<Apply, String> {
+    if thp == OFF { Ok(Apply::WithoutThp) } else { Err(format!("thp is {thp:?}: use {OFF:?}")) }
+}
+
+fn huge_text_way(word: &str) -> Result<Apply, String> {
+    let way = HugeText::ALL.into_iter().find(|way| way.word() == word);
+    way.map(Apply::HugeText).ok_or_else(|| {
+        let [one, other] = HugeText::ALL.map(HugeText::word);
+        format!("huge_text is {word:?}: use {one:?} or {other:?}")
+    })
+}
+
+fn environment_way(all: BTreeMap<String, String>) -> Result<Apply, String> {
+    all.iter().try_for_each(checked_variable)?;
+    if all.is_empty() {
+        return Err("the environment needs a variable".into());
+    }
+    Ok(Apply::Environment(all.into_iter().collect()))
+}
+
+fn system_way(System { file, value }: System) -> Result<Apply, String> {
+    checked_system(&file, &value)?;
+    Ok(Apply::Sysfs(file, value))
+}
+
+/// Checks the bytes in the key `name`.
+fn positive(name: &str, bytes: u64) -> Result<u64, String> {
+    match bytes {
+        0 => Err(format!("{name} is 0: use 1048576 or another size")),
+        bytes => Ok(bytes),
     }
 }
 
@@ -188,8 +214,11 @@ fn checked_variable((name, value): (&String, &String)) -> Result<(), String> {
     if !first || name.contains(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
         return Err(format!("variable {name:?}: use letters, digits and _ in its name"));
     }
-    if name == preload::LIBRARIES || name == preload::BYTES {
-        return Err(format!("variable {name}: `run` sets it: use populate_bytes"));
+    if name == preload::LIBRARIES || preload::VARIABLES.contains(&&**name) {
+        return Err(format!(
+            "variable {name}: `run` sets it: use one of {}",
+            WAYS[1..3].join(", ")
+        ));
     }
     if value.contains('\0') {
         return Err(format!("variable {name}: the value has a zero byte: remove it"));
@@ -229,6 +258,7 @@ mod tests {
         let variables = prop::collection::btree_map("[A-Z][A-Z0-9_]{0,8}", "[^\0]*", 1..4);
         prop_oneof![
             Just(Apply::WithoutThp),
+            prop::sample::select(&HugeText::ALL).prop_map(Apply::HugeText),
             (1..=u64::from(u32::MAX)).prop_map(Apply::Populate),
             variables.prop_map(|all| Apply::Environment(all.into_iter().collect())),
             ("[a-z]{1,8}", "[ -~]{1,8}")
@@ -298,15 +328,19 @@ MALLOC_TRIM_THRESHOLD_ = \"1099511627776\"
             ("version = 1\nsettings = 1", &["line 2", "unknown field `settings`", "`advice`"]),
             (&format!("{row}mlock = true"), &["line 4", "unknown field `mlock`"]),
             ("version = 1\n[[advice]]\nthp = \"off\"", &["line 2", "missing field `name`"]),
-            (row, &["line 2", "needs one of thp, populate_bytes, environment, system"]),
+            (row, &["line 2", "needs one of thp, populate_bytes, huge_text, environment, system"]),
             (&format!("{row}thp = \"off\"\npopulate_bytes = 7"), &["needs one of thp"]),
             (&format!("{row}thp = \"on\""), &["use \"off\""]),
             (&format!("{row}populate_bytes = 0"), &["populate_bytes is 0"]),
+            (&format!("{row}huge_text = \"x\""), &["use \"collapse\" or \"copy\""]),
             (&format!("{row}populate_bytes = -1"), &["line 4", "-1"]),
             (&format!("{row}environment = {{}}"), &["needs a variable"]),
             (&format!("{row}environment = {{ \"A B\" = \"1\" }}"), &["variable \"A B\""]),
             (&format!("{row}environment = {{ A = \"\\u0000\" }}"), &["zero byte"]),
-            (&format!("{row}environment = {{ LD_PRELOAD = \"x\" }}"), &["use populate_bytes"]),
+            (
+                &format!("{row}environment = {{ LD_PRELOAD = \"x\" }}"),
+                &["use one of populate_bytes"],
+            ),
             (
                 &format!("{row}system = {{ file = \"/etc/x\", value = \"1\" }}"),
                 &["use a file below /sys or /proc/sys"],

@@ -1,5 +1,6 @@
 //! One possible setting, its predicted saving, and the way to apply the setting to a run.
 
+use super::preload::HugeText;
 use crate::number;
 use std::path::PathBuf;
 
@@ -19,6 +20,8 @@ pub enum Apply {
     WithoutThp,
     /// The preloaded library populates blocks and mappings of at least this number of bytes.
     Populate(u64),
+    /// The preloaded library moves the program's text to huge pages at the start.
+    HugeText(HugeText),
     /// The item cannot be applied to a run.
     Nothing,
 }

@@ -171,9 +171,7 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                 spared: Some(spared),
                 unused: unused * PAGE_SIZE,
                 // A block of malloc lies in a slightly larger mapping.
-                apply: if (findings.program.glibc || findings.program.java)
-                    && !findings.program.fixed
-                {
+                apply: if findings.program.populates() {
                     Apply::Populate(group.len - PAGE_SIZE)
                 } else {
                     Apply::Nothing
@@ -192,7 +190,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
     let left = text_pages.div_ceil(1 << LARGEST);
     (text > left).then(|| Item {
         name: "text on huge pages".into(),
-        action: "MADV_COLLAPSE, or code remapped to anonymous memory by the program".into(),
+        action: "`faultless run --apply huge-text`; the move takes time at each start".into(),
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
         spared: Some(text.saturating_sub(left) as f64),
         unused: 0,

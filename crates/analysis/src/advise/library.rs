@@ -1,6 +1,6 @@
 //! The preloaded library in a file that outlives the command.
 
-use super::preload::{LIBRARIES, contents};
+use super::preload::{LIBRARIES, contents, version};
 use crate::error::Error;
 use nix::unistd::geteuid;
 use std::ffi::OsString;
@@ -16,8 +16,6 @@ const FILE: u32 = 0o644;
 const DIRECTORY: u32 = 0o755;
 /// Permissions of users other than the owner to write.
 const OTHERS_WRITE: u32 = 0o022;
-/// A name in each version of the library.
-const MARK: &[u8] = b"FAULTLESS_POPULATE";
 
 /// Writes the library to the user's cache directory, unless the file is there already. Returns its
 /// path.
@@ -44,9 +42,8 @@ pub fn at(to: &Path) -> Result<PathBuf, Error> {
     loadable(&to)?;
     if let Ok(meta) = fs::metadata(&to) {
         let before = if meta.is_file() { fs::read(&to).ok() } else { None };
-        let known = before.as_deref().is_some_and(|before| {
-            before.is_empty() || memchr::memmem::find(before, MARK).is_some()
-        });
+        let known =
+            before.as_deref().is_some_and(|before| before.is_empty() || version(before).is_some());
         if !known {
             let why =
                 "the file is not a library of `faultless run`: remove it, or use another name";
@@ -223,7 +220,7 @@ mod tests {
         let file = dir.path().join("library.so");
         assert_eq!(at(&file).expect("a new file"), file);
         let library = contents().expect("a built library");
-        fs::write(&file, [MARK, b"older"].concat()).expect("our file");
+        fs::write(&file, b"\x7fELF older faultless-preload 0.0.1\0").expect("our file");
         at(&file).expect("an older library");
         assert_eq!(fs::read(&file).expect("there"), library);
         fs::write(&file, "a letter").expect("our file");
@@ -236,6 +233,5 @@ mod tests {
             let error = at(&dir.path().join(wrong)).expect_err(wrong).to_string();
             assert!(error.contains("the loader does not accept"), "{error}");
         }
-        assert!(memchr::memmem::find(library, MARK).is_some());
     }
 }

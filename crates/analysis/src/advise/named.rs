@@ -6,6 +6,7 @@
 use super::collector;
 use super::heap::LARGER_PAD;
 use super::item::Apply;
+use super::preload::HugeText;
 use crate::suggest;
 use faultless_workload::Kind;
 use std::str::FromStr;
@@ -48,7 +49,7 @@ struct Row {
 }
 
 /// All short names.
-static ROWS: [Row; 11] = [
+static ROWS: [Row; 13] = [
     Row {
         name: "no-thp",
         value: Value::Without,
@@ -60,6 +61,18 @@ static ROWS: [Row; 11] = [
         value: Value::Optional(Kind::Size, POPULATE),
         meaning: "populate new mappings of this size and more",
         apply: Apply::Populate,
+    },
+    Row {
+        name: "huge-text",
+        value: Value::Without,
+        meaning: "program text on huge pages, in a copy if necessary",
+        apply: |_| Apply::HugeText(HugeText::Copy),
+    },
+    Row {
+        name: "huge-text-collapse",
+        value: Value::Without,
+        meaning: "the same without a copy, if the kernel permits",
+        apply: |_| Apply::HugeText(HugeText::Collapse),
     },
     Row {
         name: "malloc-thp",

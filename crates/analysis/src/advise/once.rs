@@ -69,7 +69,7 @@ pub fn once(
             None => return Ok(None),
         },
     };
-    let library = effect.populate.map(|_| Preload::new()).transpose()?;
+    let library = effect.preload.any().then(Preload::new).transpose()?;
     effect.put(&mut program, library.as_ref().map(Preload::path));
     let mut counter = FaultCounter::new();
     let mut flags = ThpFlags::default();

@@ -1,7 +1,8 @@
-//! The library that populates a program's large mappings (`crates/preload`), as a file for
-//! `LD_PRELOAD`.
+//! The preloaded library (`crates/preload`), as a file for `LD_PRELOAD`, and the variables that
+//! request its operations.
 
 use crate::error::Error;
+use memchr::memmem;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
@@ -11,6 +12,12 @@ include!(concat!(env!("OUT_DIR"), "/preload.rs"));
 
 /// The variable with the size in bytes from which the library populates mappings.
 pub const BYTES: &str = "FAULTLESS_POPULATE";
+/// The start of the version in each file of the library. The version ends with a zero byte.
+const VERSION: &[u8] = b"faultless-preload ";
+/// The variable that requests huge pages for text.
+pub const TEXT: &str = "FAULTLESS_HUGE_TEXT";
+/// The variables that request operations.
+pub const VARIABLES: [&str; 2] = [BYTES, TEXT];
 /// The variable with the libraries to preload.
 pub const LIBRARIES: &str = "LD_PRELOAD";
 /// The use of the library, for messages.
@@ -46,24 +53,82 @@ pub fn contents() -> Result<&'static [u8], Error> {
     LIBRARY.map_err(|why| Error::run(PURPOSE, why))
 }
 
-/// Returns the environment with which the library in the file `library` populates a program's
-/// mappings of at least `bytes`. Libraries already in `LD_PRELOAD` stay.
-pub fn environment(library: &Path, bytes: u64) -> [(&'static str, OsString); 2] {
-    let mut libraries = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os(LIBRARIES).filter(|others| !others.is_empty()) {
-        libraries.push(":");
-        libraries.push(others);
+/// Returns the version in the contents of a library, or `None` if the file is another file.
+pub fn version(contents: &[u8]) -> Option<&str> {
+    let at = memmem::find(contents, VERSION)? + VERSION.len();
+    let text = contents[at..].split(|byte| *byte == 0).next()?;
+    std::str::from_utf8(text).ok()
+}
+
+/// The operations of the library, as requested for one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operations {
+    /// The size in bytes from which blocks and mappings are populated when they are made.
+    pub populate: Option<u64>,
+    /// Text is moved to huge pages at the start, in this way.
+    pub huge_text: Option<HugeText>,
+}
+
+/// The way in which the library moves text to huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugeText {
+    /// Huge pages of the file, if the kernel and the file system provide them.
+    Collapse,
+    /// Huge pages of the file, or else a copy in anonymous memory.
+    Copy,
+}
+
+impl HugeText {
+    /// All ways.
+    pub const ALL: [Self; 2] = [Self::Collapse, Self::Copy];
+
+    /// Returns the word for the way in the variable, and in a file of advice.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Collapse => "collapse",
+            Self::Copy => "copy",
+        }
     }
-    [(LIBRARIES, libraries), (BYTES, bytes.to_string().into())]
+}
+
+impl Operations {
+    /// Returns whether the process needs the library.
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Returns the variables that request the operations.
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        let populate = self.populate.map(|bytes| (BYTES, bytes.to_string()));
+        let text = self.huge_text.map(|way| (TEXT, way.word().to_owned()));
+        populate.into_iter().chain(text).collect()
+    }
+
+    /// Returns the environment with which the library in the file `library` serves a program.
+    /// Libraries already in `LD_PRELOAD` stay.
+    pub fn environment(&self, library: &Path) -> Vec<(&'static str, OsString)> {
+        let mut libraries = library.as_os_str().to_owned();
+        if let Some(others) = std::env::var_os(LIBRARIES).filter(|others| !others.is_empty()) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        let variables = self.variables().into_iter().map(|(name, value)| (name, value.into()));
+        variables.chain([(LIBRARIES, libraries)]).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use memmap2::MmapMut;
+    use object::elf::FileHeader64;
+    use object::read::elf::ElfFile;
+    use object::{Endianness, Object, ObjectSection, ObjectSymbol};
     use std::process::Command;
     use std::{env, fs, hint};
 
+    /// The tag of a needed library.
+    const DT_NEEDED: u64 = 1;
     const MIB: usize = 1 << 20;
 
     /// Returns the resident bytes of the process, without pages of files: the program's own text
@@ -116,18 +181,40 @@ mod tests {
     }
 
     #[test]
+    fn library_needs_no_other_library_and_no_symbol_of_one_c_library() {
+        let contents = contents().expect("a built library");
+        assert_eq!(version(contents), Some(env!("CARGO_PKG_VERSION")));
+        let file = ElfFile::<FileHeader64<Endianness>>::parse(contents).expect("an ELF file");
+        let section = file.section_by_name(".dynamic").expect("a shared object");
+        let words: Vec<_> = section
+            .data()
+            .expect("in the file")
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
+            .collect();
+        assert!(words.len() > 8 && words.chunks_exact(2).all(|pair| pair[0] != DT_NEEDED));
+        // Both C libraries have these functions. All other symbols are weak.
+        let both = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
+        for symbol in file.dynamic_symbols().filter(|symbol| symbol.is_undefined()) {
+            let name = symbol.name().expect("text");
+            assert!(name.is_empty() || symbol.is_weak() || both.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
     fn preload_populates_large_blocks_unless_resident() {
         if env::var_os(BYTES).is_some() {
             return preloaded();
         }
         let preload = Preload::new().expect("a built library");
+        let operations = Operations { populate: Some(MIB as u64), ..Operations::default() };
         let (_, module) = module_path!().split_once("::").expect("a first argument");
         let test = format!("{module}::preload_populates_large_blocks_unless_resident");
         let own = env::current_exe().expect("the path of this test");
         // The test runs in a thread with a separate heap, which has no other freed memory.
         let ran = Command::new(own)
             .args(["--exact", &test, "--test-threads", "2"])
-            .envs(environment(preload.path(), MIB as u64))
+            .envs(operations.environment(preload.path()))
             .output()
             .expect("a program that starts");
         let printed = String::from_utf8_lossy(&ran.stdout);

@@ -91,12 +91,8 @@ impl Program {
     /// of its memory. The processes that the program starts can differ.
     pub fn obstacle(&self, apply: &Apply) -> Option<&'static str> {
         match apply {
-            Apply::Populate(_) => self.not_preloaded().or_else(|| {
-                self.allocator.then_some(
-                    "the program has its own allocator: only mappings that it makes by mmap are \
-                     populated",
-                )
-            }),
+            Apply::Populate(_) => self.not_preloaded().or_else(|| self.hides_blocks()),
+            Apply::HugeText(_) => self.not_preloaded(),
             Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
                 self.without_glibc()
             }
@@ -104,9 +100,28 @@ impl Program {
         }
     }
 
+    /// Returns whether the preloaded library populates the blocks of the program's allocator.
+    pub fn populates(&self) -> bool {
+        (self.glibc || self.musl || self.java) && !self.fixed
+    }
+
     /// Returns whether the loader of the program would fail, or report an error, for the library.
     pub fn rejects_library(&self) -> bool {
-        self.musl || self.foreign
+        self.foreign
+    }
+
+    /// Returns the reason for which the preloaded library does not see all blocks of the program.
+    fn hides_blocks(&self) -> Option<&'static str> {
+        if self.go {
+            Some("Go makes mappings without the C library")
+        } else if self.allocator {
+            Some(
+                "the program has its own allocator: only mappings that it makes by mmap are \
+                 populated",
+            )
+        } else {
+            None
+        }
     }
 
     /// Returns the reason for which the preloaded library has no effect.
@@ -115,10 +130,6 @@ impl Program {
             Some("the program is made for another machine than the library")
         } else if self.fixed {
             Some("the program is linked statically: no library can be preloaded")
-        } else if self.musl {
-            Some("the program is linked with musl: the library needs glibc, and is not preloaded")
-        } else if self.go {
-            Some("Go makes mappings without the C library")
         } else if self.privileged {
             Some(
                 "the program gets other rights than its user (setuid, setgid or capabilities): \
@@ -285,7 +296,8 @@ mod tests {
         }
         let got = compiled("musl-gcc", &[]);
         assert_eq!(got, Program { musl: true, ..Program::default() });
-        assert!(got.rejects_library());
+        assert!(!got.rejects_library());
+        assert_eq!(got.obstacle(&Apply::Populate(1)), None);
         assert!(got.obstacle(&named::malloc_thp()).is_some_and(|why| why.contains("musl")));
     }
 

@@ -85,7 +85,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         find_program(program).map_err(|error| not_found(program, error))?;
     }
     let kind = program.map(|program| warned(program, &given)).unwrap_or_default();
-    let preload = effect.populate.is_some() && !kind.rejects_library();
+    let preload = effect.preload.any() && !kind.rejects_library();
     let library = preload.then(|| placed(args.library.as_deref())).transpose()?;
     if let Some(form) = args.print {
         print::print(form, &effect, &given, library.as_deref(), &args.program)?;

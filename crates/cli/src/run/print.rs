@@ -71,8 +71,8 @@ impl Printed<'_> {
     fn variables(&self) -> Vec<(&str, String)> {
         let own = self.effect.variables.iter();
         let mut all: Vec<_> = own.map(|(name, value)| (&**name, value.clone())).collect();
-        if let (Some(bytes), Some(library)) = (self.effect.populate, self.library) {
-            all.push((preload::BYTES, bytes.to_string()));
+        if let Some(library) = self.library {
+            all.extend(self.effect.preload.variables());
             all.push((preload::LIBRARIES, library.to_owned()));
         }
         all
@@ -106,6 +106,14 @@ impl Printed<'_> {
         text
     }
 
+    /// Returns a comment with the version of the library.
+    fn version(&self) -> String {
+        let contents = self.library.and_then(|_| preload::contents().ok());
+        contents.and_then(preload::version).map_or_else(String::new, |version| {
+            format!("# The library has version {version}, for programs of glibc and of musl\n")
+        })
+    }
+
     /// Returns comments with the settings of the whole system.
     fn system(&self) -> String {
         let mut text = String::new();
@@ -120,6 +128,7 @@ impl Printed<'_> {
         let mut text =
             String::from("# A drop-in: /etc/systemd/system/NAME.service.d/faultless.conf\n");
         text += &self.lists();
+        text += &self.version();
         if self.library.is_some() {
             text +=
                 "# The service must be able to read the library: --library FILE sets its place\n";
@@ -152,13 +161,7 @@ impl Printed<'_> {
 
     fn docker(&self) -> String {
         let mut text = String::from("# Options of docker run\n") + &self.lists();
-        if let Some(library) = self.library {
-            let _ = writeln!(
-                text,
-                "# The image needs libgcc_s and a glibc as new as this host's. With musl (Alpine) no program\n\
-                 # starts with {library}"
-            );
-        }
+        text += &self.version();
         if let Some(name) = self.without_thp() {
             let command = self.command(shell);
             let _ = writeln!(
@@ -182,7 +185,7 @@ impl Printed<'_> {
     }
 
     fn env(&self) -> String {
-        let mut text = String::from("# Commands of a shell: . FILE\n");
+        let mut text = String::from("# Commands of a shell: . FILE\n") + &self.version();
         for (name, value) in self.variables() {
             let value = shell(&value);
             let _ = match separator(name) {

@@ -1,0 +1,63 @@
+//! The mappings of the process, from `/proc/self/maps`.
+
+use crate::syscall;
+use core::ffi::c_int;
+
+/// A mapping.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mapping {
+    /// The first address.
+    pub start: usize,
+    /// The address after the last.
+    pub end: usize,
+    /// The permissions, as in `r-xp`.
+    pub permissions: [u8; 4],
+    /// The mapping is of a file.
+    pub of_file: bool,
+}
+
+/// The beginning of a line that contains all fields but the name.
+const FIELDS: usize = 128;
+
+/// Calls `visit` for each mapping. Makes no call if the file cannot be read.
+pub fn visit(mut visit: impl FnMut(Mapping)) {
+    let Ok(file) = syscall::open(c"/proc/self/maps") else { return };
+    read(file, &mut visit);
+    syscall::close(file);
+}
+
+fn read(file: c_int, visit: &mut impl FnMut(Mapping)) {
+    let mut bytes = [0; 4096];
+    let (mut line, mut len) = ([0; FIELDS], 0);
+    while let Ok(count @ 1..) = syscall::read(file, &mut bytes) {
+        for byte in bytes.iter().take(count) {
+            if *byte == b'\n' {
+                if let Some(mapping) = line.get(..len).and_then(parse) {
+                    visit(mapping);
+                }
+                len = 0;
+            } else if let Some(place) = line.get_mut(len) {
+                *place = *byte;
+                len += 1;
+            }
+        }
+    }
+}
+
+/// Parses `START-END PERMISSIONS OFFSET DEVICE INODE NAME`.
+fn parse(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut addresses = fields.next()?.split(|byte| *byte == b'-');
+    let (start, end) = (hexadecimal(addresses.next()?)?, hexadecimal(addresses.next()?)?);
+    let permissions = *fields.next()?.first_chunk()?;
+    // The inode of anonymous memory is 0.
+    let inode = fields.nth(2)?;
+    Some(Mapping { start, end, permissions, of_file: inode != b"0" })
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<usize> {
+    digits.iter().try_fold(0_usize, |value, byte| {
+        let digit = char::from(*byte).to_digit(16)?;
+        Some(value.checked_mul(16)? | digit as usize)
+    })
+}

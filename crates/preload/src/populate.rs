@@ -1,0 +1,47 @@
+//! Populates a new block at once, by `MADV_POPULATE_WRITE` (Linux 5.14).
+//!
+//! A block is populated if it has at least as many bytes as the variable `FAULTLESS_POPULATE`
+//! specifies, and is not resident. Without the variable, or if the kernel refuses, no page is
+//! populated.
+
+use crate::environment::Size;
+use crate::{page, syscall};
+
+/// The advice that populates pages for writing.
+pub const MADV_POPULATE_WRITE: i32 = 23;
+/// For smaller blocks the call costs more than the faults.
+const LEAST: usize = 64 << 10;
+
+/// The minimum size in bytes of a populated block.
+static FROM: Size = Size::new(b"FAULTLESS_POPULATE=", LEAST);
+
+/// Returns the minimum size in bytes of a populated block.
+#[inline]
+pub fn from() -> usize {
+    FROM.get()
+}
+
+/// Populates the whole pages of a new block, if it is large. Skips a block whose last page is
+/// already resident, because `realloc` has kept it: checking all pages takes time, too.
+#[inline]
+pub fn block(start: usize, bytes: usize) {
+    if bytes >= from() {
+        populate(start, bytes);
+    }
+}
+
+#[cold]
+fn populate(start: usize, bytes: usize) {
+    let (begin, end) = page::whole(start, bytes);
+    let page = page::size();
+    if begin == end {
+        return;
+    }
+    let mut last = [0];
+    let known = syscall::mincore(end - page, &mut last, page).is_ok();
+    if !known || last[0] & 1 == 0 {
+        // SAFETY: the pages belong to a block that was just allocated, and populating changes no
+        // byte of the pages.
+        let _ = unsafe { syscall::madvise(begin, end - begin, MADV_POPULATE_WRITE) };
+    }
+}

@@ -1,0 +1,241 @@
+//! System calls without the C library: `errno` stays, and no symbol is needed.
+
+use core::arch::asm;
+use core::ffi::{CStr, c_int, c_void};
+
+/// The numbers of the calls.
+#[cfg(target_arch = "x86_64")]
+mod number {
+    pub const READ: usize = 0;
+    pub const CLOSE: usize = 3;
+    pub const MMAP: usize = 9;
+    pub const MPROTECT: usize = 10;
+    pub const MUNMAP: usize = 11;
+    pub const PREAD: usize = 17;
+    pub const MREMAP: usize = 25;
+    pub const MADVISE: usize = 28;
+    pub const MINCORE: usize = 27;
+    pub const GETPID: usize = 39;
+    pub const KILL: usize = 62;
+    pub const PRCTL: usize = 157;
+    pub const EXIT_GROUP: usize = 231;
+    pub const OPENAT: usize = 257;
+}
+#[cfg(target_arch = "aarch64")]
+mod number {
+    pub const OPENAT: usize = 56;
+    pub const CLOSE: usize = 57;
+    pub const READ: usize = 63;
+    pub const PREAD: usize = 67;
+    pub const PRCTL: usize = 167;
+    pub const MUNMAP: usize = 215;
+    pub const MREMAP: usize = 216;
+    pub const MMAP: usize = 222;
+    pub const MPROTECT: usize = 226;
+    pub const MADVISE: usize = 233;
+    pub const MINCORE: usize = 232;
+    pub const GETPID: usize = 172;
+    pub const KILL: usize = 129;
+    pub const EXIT_GROUP: usize = 94;
+}
+
+/// The first result that is an error: `-4095` as an unsigned number.
+const FIRST_ERROR: usize = -4095_isize as usize;
+const SIGABRT: usize = 6;
+
+/// Makes the system call `number`. Returns the result, or the negative error code.
+///
+/// # Safety
+/// The contract of the call.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn call(number: usize, arguments: [usize; 6]) -> usize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the caller answers for the call. The kernel changes the named registers alone.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Makes the system call `number`. Returns the result, or the negative error code.
+///
+/// # Safety
+/// The contract of the call.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+unsafe fn call(number: usize, arguments: [usize; 6]) -> usize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the caller answers for the call. The kernel changes the named registers alone.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Returns the result of a call as a value, or the error code.
+#[inline]
+fn checked(result: usize) -> Result<usize, c_int> {
+    if result >= FIRST_ERROR { Err(-(result as isize) as c_int) } else { Ok(result) }
+}
+
+/// Maps memory or a file.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The contract of the system call: with `MAP_FIXED`, the caller owns the range.
+pub unsafe fn mmap(
+    at: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> Result<*mut c_void, c_int> {
+    let arguments =
+        [at as usize, len, prot as usize, flags as usize, file as usize, offset as usize];
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::MMAP, arguments) }).map(|address| address as *mut c_void)
+}
+
+/// Gives advice on pages.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The advice must not discard memory in use.
+pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Result<(), c_int> {
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::MADVISE, [start, len, advice as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// Writes into `resident` for each page from `start` whether the page is resident, in bit 0.
+///
+/// # Errors
+/// The error code of the kernel; a part of the range is not mapped.
+pub fn mincore(start: usize, resident: &mut [u8], page: usize) -> Result<(), c_int> {
+    let len = resident.len() * page;
+    // SAFETY: the kernel writes one byte for each page.
+    checked(unsafe { call(number::MINCORE, [start, len, resident.as_mut_ptr() as usize, 0, 0, 0]) })
+        .map(drop)
+}
+
+/// Changes the permissions of pages.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The caller owns the pages.
+pub unsafe fn mprotect(start: usize, len: usize, prot: c_int) -> Result<(), c_int> {
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::MPROTECT, [start, len, prot as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// Unmaps pages.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The caller owns the pages.
+pub unsafe fn munmap(start: usize, len: usize) -> Result<(), c_int> {
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::MUNMAP, [start, len, 0, 0, 0, 0]) }).map(drop)
+}
+
+/// Moves pages to the address `to`, in place of the pages there. Another thread sees the pages
+/// before or after the move.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The caller owns the pages, and no code depends on the contents at `to` before the move.
+pub unsafe fn replace(from: usize, len: usize, to: usize) -> Result<(), c_int> {
+    /// `MREMAP_MAYMOVE` and `MREMAP_FIXED`.
+    const FIXED: usize = 1 | 2;
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::MREMAP, [from, len, len, FIXED, to, 0]) }).map(drop)
+}
+
+/// Names private anonymous memory in `/proc/PID/maps`, if the kernel supports names.
+pub fn name_memory(start: usize, len: usize, name: &CStr) {
+    const PR_SET_VMA: usize = 0x5356_4d41;
+    // SAFETY: the kernel reads the name.
+    unsafe { call(number::PRCTL, [PR_SET_VMA, 0, start, len, name.as_ptr() as usize, 0]) };
+}
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn open(path: &CStr) -> Result<c_int, c_int> {
+    const AT_FDCWD: usize = -100_isize as usize;
+    const O_CLOEXEC: usize = 0o2_000_000;
+    // SAFETY: the kernel reads the path.
+    let file =
+        unsafe { call(number::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_CLOEXEC, 0, 0, 0]) };
+    checked(file).map(|file| file as c_int)
+}
+
+/// Reads the next bytes of a file. Returns their number: 0 at the end.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn read(file: c_int, bytes: &mut [u8]) -> Result<usize, c_int> {
+    // SAFETY: the kernel writes into the bytes.
+    checked(unsafe {
+        call(number::READ, [file as usize, bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0])
+    })
+}
+
+/// Reads words of a file from the byte `offset`. Returns the number of bytes.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn read_words(file: c_int, words: &mut [u64], offset: usize) -> Result<usize, c_int> {
+    let (start, len) = (words.as_mut_ptr() as usize, size_of_val(words));
+    // SAFETY: the kernel writes into the words.
+    checked(unsafe { call(number::PREAD, [file as usize, start, len, offset, 0, 0]) })
+}
+
+/// Returns the process identifier.
+pub fn getpid() -> usize {
+    // SAFETY: the call has no condition.
+    unsafe { call(number::GETPID, [0; 6]) }
+}
+
+/// Closes a file.
+pub fn close(file: c_int) {
+    // SAFETY: the library closes only its own files.
+    unsafe { call(number::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Ends the process by a signal.
+pub fn abort() -> ! {
+    // SAFETY: neither call touches memory.
+    unsafe {
+        call(number::KILL, [getpid(), SIGABRT, 0, 0, 0, 0]);
+        loop {
+            call(number::EXIT_GROUP, [127, 0, 0, 0, 0, 0]);
+        }
+    }
+}
