@@ -9,8 +9,8 @@ use crate::compact::{Fields, Position, Reader, Writer};
 use std::fmt;
 use std::iter::FusedIterator;
 
-/// Events in order of time. An event is stored in three to twelve bytes: lower bits of addresses and
-/// lengths that do not name a page are dropped.
+/// Events in order of time. An event is stored in three to twelve bytes: lower bits of addresses
+/// and lengths that do not name a page are dropped.
 #[derive(Clone)]
 pub struct Events {
     writer: Writer,
