@@ -41,6 +41,7 @@ pub mod record;
 pub mod recordings;
 pub mod reserve;
 pub mod resident;
+mod symbols;
 mod zstd;
 
 use lackey::Addresses;

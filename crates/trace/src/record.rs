@@ -132,6 +132,19 @@ pub enum Extent {
     UserFaultsOnly,
 }
 
+/// The way in which call stacks are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwind {
+    /// By frame pointers, in the kernel. A program or library that was compiled without frame
+    /// pointers hides its callers.
+    FramePointers,
+    /// By unwind tables, after the recording: each fault stores [`STACK_BYTES`] of the stack.
+    Dwarf,
+}
+
+/// Bytes of the stack that each fault stores with [`Unwind::Dwarf`], the default of perf.
+pub const STACK_BYTES: u32 = 8192;
+
 /// A working way to record on this system.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -140,6 +153,7 @@ pub struct Setup {
     raw_syscalls: bool,
     privileged: bool,
     shortfalls: Vec<Shortfall>,
+    stacks: Option<Unwind>,
 }
 
 /// A finished recording.
@@ -217,7 +231,13 @@ impl Setup {
         if !possible || (extent != Extent::Full && !accept_lesser) {
             return Err(RecordError::Missing(shortfalls));
         }
-        Ok(Self { perf, extent, raw_syscalls, privileged: system.privileged, shortfalls })
+        let privileged = system.privileged;
+        Ok(Self { perf, extent, raw_syscalls, privileged, shortfalls, stacks: None })
+    }
+
+    /// Records the call stack of each fault, too.
+    pub fn with_stacks(self, stacks: Option<Unwind>) -> Self {
+        Self { stacks, ..self }
     }
 
     /// Returns the contents of the recording.
@@ -249,6 +269,9 @@ impl Setup {
         if self.privileged {
             args.extend(["-m", BUFFER_PAGES].map(Into::into));
         }
+        if self.stacks.is_some() {
+            args.push("--user-callchains".into());
+        }
         args.extend(["-o".into(), output.into()]);
         args
     }
@@ -257,12 +280,19 @@ impl Setup {
     fn events(&self) -> Vec<Vec<OsString>> {
         let mut events = Vec::new();
         let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
+        // Calls have no stacks.
+        let stacks = match self.stacks {
+            None => String::new(),
+            Some(Unwind::FramePointers) => "/call-graph=fp/".to_owned(),
+            Some(Unwind::Dwarf) => format!("/call-graph=dwarf,stack-size={STACK_BYTES}/"),
+        };
+        let colon = if stacks.is_empty() { ":" } else { "" };
         match self.extent {
-            Extent::UserFaultsOnly => event("page-faults:u"),
-            Extent::FaultsOnly => event("page-faults"),
+            Extent::UserFaultsOnly => event(&format!("page-faults{stacks}{colon}u")),
+            Extent::FaultsOnly => event(&format!("page-faults{stacks}")),
             Extent::Full => {
-                event("exceptions:page_fault_user");
-                event("exceptions:page_fault_kernel");
+                event(&format!("exceptions:page_fault_user{stacks}"));
+                event(&format!("exceptions:page_fault_kernel{stacks}"));
                 event("task:task_newtask");
                 if self.raw_syscalls {
                     for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {

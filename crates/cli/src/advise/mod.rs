@@ -14,7 +14,7 @@ use crate::interrupt;
 use crate::number::within;
 use crate::output;
 use crate::record::live::{self, LiveArgs};
-use crate::record::{self, exit_code, not_found};
+use crate::record::{self, SetupArgs, exit_code, not_found};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
@@ -68,9 +68,8 @@ pub struct AdviseArgs {
     /// advice with a confirmed saving. FILE is replaced when the results are complete
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
-    /// Accept an incomplete recording if permission for all events is missing
-    #[arg(long)]
-    pub lesser: bool,
+    #[command(flatten)]
+    pub setup: SetupArgs,
     #[command(flatten)]
     pub live: LiveArgs,
     #[command(flatten)]
@@ -183,7 +182,7 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Source, CliErro
     let live = {
         // A signal ends the recording.
         let _signals = Signals::hold();
-        let setup = record::setup(args.lesser)?;
+        let setup = record::setup(&args.setup)?;
         live::record(&setup, data.path(), subject, &args.live)
             .map_err(|error| CliError::Failed(error.to_string()))?
     };
@@ -206,7 +205,7 @@ fn temporary() -> Result<NamedTempFile, CliError> {
 fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     // Signals sent to this process go to the program.
     let _signals = Signals::hold();
-    let setup = record::setup(args.lesser)?;
+    let setup = record::setup(&args.setup)?;
     let data = temporary()?;
     let warn = |note: &str| say!("faultless: {note}");
     let recorded = setup.record(data.path(), &args.program, warn);

@@ -9,7 +9,9 @@ use crate::output::{self, Replacing};
 use crate::report::say;
 use clap::ArgGroup;
 use faultless_trace::compact;
-use faultless_trace::record::{Extent, RecordError, Recorded, Setup, Signals, find_program};
+use faultless_trace::record::{
+    Extent, RecordError, Recorded, Setup, Signals, Unwind, find_program,
+};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -41,14 +43,35 @@ pub struct RecordArgs {
     /// Write the small portable form (also selected by a name ending in .fltrace)
     #[arg(long)]
     pub compact: bool,
-    /// Accept an incomplete recording if permission for all events is missing
-    #[arg(long)]
-    pub lesser: bool,
+    #[command(flatten)]
+    pub setup: SetupArgs,
     #[command(flatten)]
     pub live: LiveArgs,
     /// Run this program, with its arguments
     #[arg(last = true, value_name = "CMD")]
     pub program: Vec<OsString>,
+}
+
+/// The contents of a recording.
+#[derive(Debug, clap::Args)]
+pub struct SetupArgs {
+    /// Accept an incomplete recording if permission for all events is missing
+    #[arg(long)]
+    pub lesser: bool,
+    /// Record the call stack of each fault: by frame pointers (fp), or by unwind tables (dwarf),
+    /// which need 8 KiB of disk space for each fault
+    #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true,
+        default_missing_value = "fp")]
+    pub stacks: Option<Stacks>,
+}
+
+/// A way to record call stacks.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Stacks {
+    /// By frame pointers
+    Fp,
+    /// By unwind tables
+    Dwarf,
 }
 
 /// Records a program, and returns its exit status.
@@ -66,7 +89,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     let compact = args.compact || args.output.as_ref().is_some_and(named);
     let output = args.output(if compact { PORTABLE } else { "perf.data" })?;
     output::spare("-o", &output, &[&program])?;
-    let setup = setup(args.lesser)?;
+    let setup = setup(&args.setup)?;
     let recorded = write(args, &setup, &output, compact)?;
     report(&output, &recorded);
     Ok(exit_code(recorded.status))
@@ -103,10 +126,10 @@ pub fn not_found(program: &OsStr, error: io::Error) -> CliError {
 }
 
 /// Returns the method of recording on this system. Prints the events missing from the recording if
-/// `lesser` accepts an incomplete recording.
-pub fn setup(lesser: bool) -> Result<Setup, CliError> {
-    let setup = Setup::find(lesser).map_err(|missing| {
-        let hint = if lesser {
+/// `--lesser` accepts an incomplete recording.
+pub fn setup(args: &SetupArgs) -> Result<Setup, CliError> {
+    let setup = Setup::find(args.lesser).map_err(|missing| {
+        let hint = if args.lesser {
             ""
         } else {
             "\n--lesser accepts a recording without the events that need permission, if perf can make one"
@@ -119,7 +142,11 @@ pub fn setup(lesser: bool) -> Result<Setup, CliError> {
             say!("- {shortfall}");
         }
     }
-    Ok(setup)
+    let stacks = args.stacks.map(|method| match method {
+        Stacks::Fp => Unwind::FramePointers,
+        Stacks::Dwarf => Unwind::Dwarf,
+    });
+    Ok(setup.with_stacks(stacks))
 }
 
 /// Records into `output`, which is written to only after success.

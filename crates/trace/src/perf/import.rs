@@ -17,12 +17,14 @@
 //! provides the backing of the area, and the call provides all other data. Within another recorded
 //! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
+use super::chains::Chains;
 use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
 use super::{Running, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
-    Prot, Recorded, StackId, Stacks, ThreadInfo, Trace,
+    Prot, Recorded, StackId, ThreadInfo, Trace,
 };
+use crate::symbols::Source;
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
     AttrFlags, CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType,
@@ -30,6 +32,9 @@ use linux_perf_data::linux_perf_event_reader::{
 };
 use linux_perf_data::{Feature, PerfFile};
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 1 << 1;
@@ -84,6 +89,10 @@ pub(super) struct Import<'a> {
     throttled: u64,
     /// Records of guests of virtual machines, whose memory is separate from the host's.
     guests: u64,
+    /// The call chains of the faults.
+    chains: Chains,
+    /// The build identifiers of the files with code.
+    build_ids: HashMap<PathBuf, Vec<u8>>,
 }
 
 impl<'a> Import<'a> {
@@ -148,6 +157,8 @@ impl<'a> Import<'a> {
             lost: [0; 2],
             throttled: 0,
             guests: 0,
+            chains: Chains::default(),
+            build_ids: build_ids(file),
         })
     }
 
@@ -179,13 +190,22 @@ impl<'a> Import<'a> {
                 let shared = u64::from(map.flags) & MAP_SHARED != 0;
                 let prot = Prot::from_bits_truncate(map.protection as u8);
                 let thread = self.thread(map.pid, map.tid);
+                if prot.contains(Prot::EXEC) {
+                    let (start, offset) = (map.address, map.page_offset);
+                    self.chains.map(map.pid, start, map.length, offset, &path);
+                }
                 self.area(thread, map.address, map.length, prot, Backing::named(&path, shared));
                 Ok(())
             }
             EventRecord::Mmap(map) if map.pid > 0 && map.cpu_mode != CpuMode::Kernel => {
                 let prot = Prot::READ | if map.is_executable { Prot::EXEC } else { Prot::WRITE };
                 let thread = self.thread(map.pid, map.tid);
-                let backing = Backing::named(&map.path.as_slice(), false);
+                let path = map.path.as_slice();
+                if map.is_executable {
+                    let (start, offset) = (map.address, map.page_offset);
+                    self.chains.map(map.pid, start, map.length, offset, &path);
+                }
+                let backing = Backing::named(&path, false);
                 self.area(thread, map.address, map.length, prot, backing);
                 Ok(())
             }
@@ -198,6 +218,7 @@ impl<'a> Import<'a> {
                         self.header.program.clone_from(&name);
                     }
                     self.pending.remove(&thread);
+                    self.chains.exec(comm.pid);
                     self.push(thread, Kind::Exec);
                 }
                 self.threads[thread as usize].name = name;
@@ -252,11 +273,17 @@ impl<'a> Import<'a> {
             let note = format!("{} calls that the kernel refused are omitted", self.failed);
             self.header.notes.push(note);
         }
+        let source = Source { build_ids: self.build_ids, running: self.running.is_some() };
+        let (stacks, named, notes) = self.chains.named(&source);
+        self.header.notes.extend(notes);
         self.failed_slots.sort_unstable();
         let mut failed = self.failed_slots.into_iter().peekable();
         let mut numbers = 0..;
         self.events.retain_mut(|event| {
             let Some(number) = numbers.next() else { return true };
+            if let Kind::Fault { stack, .. } = &mut event.kind {
+                *stack = named[stack.number() as usize];
+            }
             if let Kind::Spawn { birth, .. } = &mut event.kind
                 && self.vforks.contains(&number)
             {
@@ -269,7 +296,7 @@ impl<'a> Import<'a> {
             processes: self.processes,
             threads: self.threads,
             events: self.events,
-            stacks: Stacks::default(),
+            stacks,
         };
         if let Some(running) = self.running {
             initial::add(&mut trace, &self.first, self.start_ns.unwrap_or(0), running);
@@ -357,6 +384,7 @@ impl<'a> Import<'a> {
         let (child, birth) = if self.process_of.get(&fork.pid) == Some(&process) {
             (self.new_thread(fork.tid, process, name), Birth::Thread)
         } else {
+            self.chains.fork(fork.ppid, fork.pid);
             let process = self.new_process(fork.pid, Some(process));
             (self.new_thread(fork.tid, process, name), Birth::Fork)
         };
@@ -415,7 +443,7 @@ impl<'a> Import<'a> {
                 };
                 let present = code & ERROR_PRESENT != 0;
                 let instruction = Some(place_in_page(field(ip, "instruction")?));
-                let stack = StackId::NONE;
+                let stack = self.stack(pid, sample);
                 let thread = self.thread(pid, tid);
                 self.push(
                     thread,
@@ -428,7 +456,7 @@ impl<'a> Import<'a> {
                 let thread = self.thread(pid, tid);
                 let (access, present) = (Access::Unknown, false);
                 let instruction = sample.ip.map(place_in_page);
-                let stack = StackId::NONE;
+                let stack = self.stack(pid, sample);
                 self.push(
                     thread,
                     Kind::Fault { page, access, kernel, present, instruction, stack },
@@ -467,6 +495,13 @@ impl<'a> Import<'a> {
             Role::Other => {}
         }
         Ok(())
+    }
+
+    /// Returns the call stack of a fault of the process `pid`.
+    fn stack(&mut self, pid: i32, sample: &SampleRecord<'_>) -> StackId {
+        let Some(chain) = sample.callchain else { return StackId::NONE };
+        self.header.recorded |= Recorded::STACKS;
+        self.chains.add(pid, (0..chain.len()).filter_map(|at| chain.get(at)))
     }
 
     fn enter(&mut self, thread: u32, call: Call, args: [u64; 6]) {
@@ -550,6 +585,12 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
             Some(Kind::Remap { old, old_len, new, new_len, flags: args[3] as u32 })
         }
     }
+}
+
+/// Returns the build identifier of each file with code, as far as recorded.
+fn build_ids(file: &PerfFile) -> HashMap<PathBuf, Vec<u8>> {
+    let ids = file.build_ids().unwrap_or_default();
+    ids.into_values().map(|file| (OsStr::from_bytes(&file.path).into(), file.build_id)).collect()
 }
 
 /// Returns the offset of the byte at `addr` in its page.

@@ -2,7 +2,7 @@
 //!
 //! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
 //! allocate without bound, so that errors can name an offset; `packed` decompresses records;
-//! `format` reads the layouts of tracepoints in the file; `roles` determines the meaning of each
+//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks; `roles` determines the meaning of each
 //! perf event; `import` converts the sorted records to a [`Trace`], and `initial` adds the state of
 //! processes that ran before the recording. The `linux-perf-data` crate sorts and decodes the
 //! records.
@@ -15,6 +15,7 @@
 //! `raw_syscalls:sys_enter` and `sys_exit`; `task:task_newtask`; the MMAP2, MMAP, FORK, EXIT and
 //! COMM records of every file; and LOST records, which are counted. All other records are skipped.
 
+mod chains;
 mod format;
 mod import;
 mod initial;
