@@ -242,9 +242,11 @@ impl Setup {
 
     /// Returns the arguments of every recording, without the events.
     fn common(&self, output: &Path) -> Vec<OsString> {
-        // Disables perf's cache of programs, which would keep unused copies in the home directory.
+        // Disables perf's cache of programs (-N), which would keep unused copies in the home
+        // directory, and the search for build identifiers (-B), for which perf reads and maps its
+        // whole file at the end.
         let mut args: Vec<OsString> =
-            ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
+            ["record", "-q", "-N", "-B", "-c", "1", "-d"].map(Into::into).to_vec();
         // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
         if self.privileged {
             args.extend(["-m", BUFFER_PAGES].map(Into::into));
@@ -505,6 +507,7 @@ mod tests {
         let args = setup.arguments(Path::new("out"), &["a".into(), "-b".into()]);
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
         assert!(args.contains(&"-N".into()), "no copies of programs are kept");
+        assert!(args.contains(&"-B".into()), "perf does not read its file");
         assert!(args.windows(2).any(|pair| pair == ["-o", "out"]));
         assert_eq!(args[args.len() - 3..], ["--", "a", "-b"]);
         fs::remove_dir_all(dir).unwrap();
