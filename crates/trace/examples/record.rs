@@ -23,7 +23,7 @@ fn record(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let trace = if let Some(split) = args.iter().position(|arg| arg == "--") {
         let data = output.with_extension("perf.data");
         let mut trace = Setup::find(false)?
-            .record(&data, &args[split + 1..], |note| eprintln!("{note}"))?
+            .record(&data, &args[split + 1..], |note| eprintln!("{note}"), |_| ())?
             .trace;
         if split == 2 {
             trace.header.made = args[1].to_string_lossy().into_owned();

@@ -38,6 +38,7 @@ use faultless::{PAGE_SIZE, VirtRange, page_up};
 use rangemap::RangeMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::fmt;
 
 /// Bytes mapped by a table of the last level.
 const TABLE: u64 = 512 * PAGE_SIZE;
@@ -57,13 +58,34 @@ pub enum Took {
     Other,
 }
 
-/// An operation of a replay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The thread whose next operation was executed, by index in [`Plan::threads`].
-    pub thread: u32,
-    /// The fault of the operation.
-    pub took: Took,
+/// An operation of a replay, in four bytes, because replays have millions of operations.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Done(u32);
+
+impl Done {
+    const KINDS: [Took; 4] = [Took::Nothing, Took::First, Took::Copy, Took::Other];
+
+    /// Creates the record of the next operation of `thread`, an index in [`Plan::threads`] below
+    /// 2^30, with its fault.
+    pub fn new(thread: u32, took: Took) -> Self {
+        Self(thread << 2 | took as u32)
+    }
+
+    /// Returns the thread whose next operation was executed, by index in [`Plan::threads`].
+    pub fn thread(self) -> u32 {
+        self.0 >> 2
+    }
+
+    /// Returns the fault of the operation.
+    pub fn took(self) -> Took {
+        Self::KINDS[self.0 as usize & 3]
+    }
+}
+
+impl fmt::Debug for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Done({}, {:?})", self.thread(), self.took())
+    }
 }
 
 /// The limit of savings.
@@ -81,14 +103,13 @@ pub struct Bound {
 pub fn bound(plan: &Plan, done: &[Done], max_order: u8) -> Bound {
     let mut walk = Walk::default();
     walk.spaces.resize_with(plan.processes().len(), Memory::default);
-    let mut next = vec![0; plan.threads().len()];
+    let mut ops: Vec<_> = plan.threads().iter().map(|thread| thread.ops.iter()).collect();
     for (now, step) in (0..).zip(done) {
-        let Some(thread) = plan.threads().get(step.thread as usize) else { continue };
-        let at: &mut usize = &mut next[step.thread as usize];
-        let Some(op) = thread.ops.get(*at) else { continue };
-        *at += 1;
+        let number = step.thread() as usize;
+        let Some(thread) = plan.threads().get(number) else { continue };
+        let Some(op) = ops[number].next() else { continue };
         walk.now = now;
-        walk.step(thread.process as usize, op, step.took);
+        walk.step(thread.process as usize, &op, step.took());
     }
     walk.count((1 << max_order.min(MAX_ORDER)) - 1)
 }
@@ -113,13 +134,16 @@ struct Memory {
     zeros: BTreeSet<u64>,
 }
 
+/// See [`Fault::born`].
+const UNCOUNTED: u32 = u32::MAX;
+
 /// A fault that may save other faults.
 #[derive(Clone, Copy)]
 struct Fault {
     at: u32,
     group: u32,
-    /// The time from which the fault could be saved; `None` for a fault that is not counted.
-    born: Option<u32>,
+    /// The time from which the fault could be saved; [`UNCOUNTED`] for a fault that is not counted.
+    born: u32,
 }
 
 #[derive(Default)]
@@ -248,8 +272,8 @@ impl Walk {
         let memory = &mut self.spaces[process];
         let Some(piece) = memory.pieces.get(&page).copied() else { return };
         let born = match took {
-            Took::First => Some(piece.born),
-            Took::Copy if memory.zeros.remove(&page) => None,
+            Took::First => piece.born,
+            Took::Copy if memory.zeros.remove(&page) => UNCOUNTED,
             _ => return,
         };
         if took == Took::First && access != Access::Write {
@@ -258,7 +282,7 @@ impl Walk {
         let group = self.join(process, page);
         if took == Took::First && piece.inherited && access != Access::Write {
             self.free += 1;
-            self.faults.push(Fault { at: self.now, group, born: None });
+            self.faults.push(Fault { at: self.now, group, born: UNCOUNTED });
         } else {
             self.faults.push(Fault { at: self.now, group, born });
         }
@@ -293,8 +317,9 @@ impl Walk {
         for fault in &mut faults {
             fault.group = self.find(fault.group);
         }
-        faults.sort_by_key(|fault| (fault.group, fault.at));
-        let counted = faults.iter().filter(|fault| fault.born.is_some()).count() as u64;
+        // The times differ.
+        faults.sort_unstable_by_key(|fault| (fault.group, fault.at));
+        let counted = faults.iter().filter(|fault| fault.born != UNCOUNTED).count() as u64;
         let of_groups = faults.chunk_by(|one, next| one.group == next.group);
         let saved: u64 = of_groups.map(|group| saved(group, room)).sum();
         Bound { touches: counted + self.free, saved: saved + self.free }
@@ -304,8 +329,8 @@ impl Walk {
 /// Returns the number of saved `faults` in a group if each remaining fault saves up to `room`
 /// others, the earliest first.
 fn saved(faults: &[Fault], room: usize) -> u64 {
-    let mut births: Vec<_> =
-        faults.iter().filter_map(|fault| Some((fault.born?, fault.at))).collect();
+    let counted = faults.iter().filter(|fault| fault.born != UNCOUNTED);
+    let mut births: Vec<_> = counted.map(|fault| (fault.born, fault.at)).collect();
     births.sort_unstable();
     let mut births = births.into_iter().peekable();
     let mut spared = std::collections::HashSet::new();

@@ -5,7 +5,11 @@
 //! count as a fault. A store maps only its page, and so does the first touch of a page of shared
 //! anonymous memory.
 
-use crate::event::{Access, Backing, Birth, Kind, Trace};
+mod by_stack;
+
+pub use by_stack::StackFaults;
+
+use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
 use crate::page_set::{PageSet, PageStates, State};
 use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
@@ -15,6 +19,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
+
+use by_stack::Counts;
 
 /// Pages mapped by one fault on a file: Linux's default of `fault_around_bytes`.
 const AROUND: u64 = 16;
@@ -70,6 +76,8 @@ pub struct Census {
     pub asks_for_huge: bool,
     /// Large private anonymous mappings, by length.
     pub mappings: Vec<Mappings>,
+    /// The faults of each call stack, if the recording has call stacks.
+    pub stacks: BTreeMap<StackId, StackFaults>,
 }
 
 /// Faults on shared memory in aligned ranges of 2 MiB within one mapping.
@@ -306,8 +314,12 @@ impl Walk {
         self.now += 1;
         let memory = &mut self.memories[process];
         match kind {
-            Kind::Fault { page, access, present, .. } => {
+            Kind::Fault { page, access, present, stack, .. } => {
+                let before = self.census.counts();
                 self.fault(thread, process, page, access, present);
+                if stack != StackId::NONE {
+                    self.count_stack(process, page, stack, before);
+                }
             }
             Kind::Map { start, len, prot, backing, flags } => {
                 self.give_back(process, start, len, State::Returned);
@@ -386,6 +398,26 @@ impl Walk {
             }
             Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
         }
+    }
+
+    /// Counts the fault on the page at `at` for its call stack, since the census had the counts
+    /// `before`.
+    fn count_stack(&mut self, process: usize, at: u64, stack: StackId, before: Counts) {
+        let mut faults = StackFaults::between(&before, &self.census.counts());
+        let memory = &self.memories[process];
+        let live = memory.live.range(..=at).next_back();
+        faults.in_mapping =
+            live.map_or(0, |(start, live)| if at < start + live.len { faults.zeroed } else { 0 });
+        let huge = HUGE * PAGE_SIZE;
+        let first = at / huge * huge;
+        if faults.zeroed > 0
+            && let Met::Area(range, _) = memory.areas.meet(at)
+            && range.start <= first
+            && first + huge <= range.end
+        {
+            faults.in_huge = faults.zeroed;
+        }
+        self.census.stacks.entry(stack).or_default().add(&faults);
     }
 
     /// Frees the pages of a range to the kernel, and ends the mappings that start there.

@@ -26,16 +26,6 @@ const PREFIX: usize = 24;
 const MAX_BODY: u64 = 256 << 20;
 const MAX_STRING: usize = 4096;
 
-const ACCESSES: [Access; 4] = [Access::Unknown, Access::Read, Access::Write, Access::Exec];
-const BACKINGS: [Backing; 7] = [
-    Backing::Anon,
-    Backing::SharedAnon,
-    Backing::File,
-    Backing::SharedFile,
-    Backing::Heap,
-    Backing::Stack,
-    Backing::Special,
-];
 const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
 
 /// Encodes `trace` in the compact form, for the file `path` (used in errors only).
@@ -320,7 +310,7 @@ impl Writer {
 }
 
 /// Returns the code and the extra bits of an event. Enumerations are stored by their order of
-/// declaration, which `ACCESSES`, `BACKINGS` and `BIRTHS` repeat.
+/// declaration, which `ALL` and `BIRTHS` repeat.
 fn code_of(kind: &Kind) -> (u8, u8) {
     match *kind {
         Kind::Fault { access, kernel, present, .. } => {
@@ -429,7 +419,7 @@ impl<'a> Reader<'a> {
 
     fn backing(&mut self) -> Result<Backing, String> {
         let code = self.byte()?;
-        BACKINGS.get(usize::from(code)).copied().ok_or(format!("unknown backing {code}"))
+        Backing::ALL.get(usize::from(code)).copied().ok_or(format!("unknown backing {code}"))
     }
 
     fn trace(&mut self) -> Result<Trace, String> {
@@ -518,7 +508,7 @@ impl<'a> Reader<'a> {
             0 | 1 => {
                 let page = self.page(from)?;
                 *last = page >> PAGE_SHIFT;
-                let access = ACCESSES[usize::from(extra & 3)];
+                let access = Access::ALL[usize::from(extra & 3)];
                 let Fields { instructions, stacks } = self.fields;
                 let instruction = if instructions { self.instruction()? } else { None };
                 let stack = StackId::new(if stacks { self.small()? } else { 0 });

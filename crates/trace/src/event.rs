@@ -125,7 +125,23 @@ pub enum Backing {
     Special,
 }
 
+impl Access {
+    /// All kinds, in the order of declaration.
+    pub(crate) const ALL: [Self; 4] = [Self::Unknown, Self::Read, Self::Write, Self::Exec];
+}
+
 impl Backing {
+    /// All kinds, in the order of declaration.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Anon,
+        Self::SharedAnon,
+        Self::File,
+        Self::SharedFile,
+        Self::Heap,
+        Self::Stack,
+        Self::Special,
+    ];
+
     /// Returns the backing of an area that the kernel reports under the name `name`.
     pub(crate) fn named(name: &[u8], shared: bool) -> Self {
         match name {

@@ -61,6 +61,13 @@ pub enum Input {
     Addresses(Addresses),
 }
 
+/// Receives the share of a recording that has been read, from 0 to 1, and returns whether to
+/// continue. A reader calls it several times a second.
+pub type Watch<'a> = &'a mut dyn FnMut(f64) -> bool;
+
+/// The reason of the error of a reader that was told to stop.
+pub const STOPPED: &str = "the reading was interrupted";
+
 /// Bytes that identify the kind of a file.
 const START: u64 = 4096;
 
@@ -71,12 +78,20 @@ const START: u64 = 4096;
 /// The errors of [`read`]. A trace of addresses fails here only if it cannot be read at all,
 /// because its contents are not examined yet.
 pub fn open(path: &Path) -> Result<Input, Error> {
+    open_watched(path, &mut |_| true)
+}
+
+/// Opens like [`open`], and reports progress to `watch`.
+///
+/// # Errors
+/// As [`open`]. If `watch` returns `false`, the reason is [`STOPPED`].
+pub fn open_watched(path: &Path, watch: Watch<'_>) -> Result<Input, Error> {
     let failed = |error: io::Error| Error::io(path, &error);
     let mut file = error::open(path)?;
     let mut start = Vec::new();
     (&mut file).take(START).read_to_end(&mut start).map_err(failed)?;
     if !lackey::recognise(&start) {
-        return recording(path, &start, file).map(Input::Recording);
+        return recording(path, &start, file, watch).map(Input::Recording);
     }
     if !file.metadata().map_err(failed)?.is_file() {
         let mut kept = tempfile::tempfile().map_err(failed)?;
@@ -92,15 +107,23 @@ pub fn open(path: &Path) -> Result<Input, Error> {
 /// # Errors
 /// The file cannot be read, is of neither kind, or is truncated or corrupted.
 pub fn read(path: &Path) -> Result<Trace, Error> {
+    read_watched(path, &mut |_| true)
+}
+
+/// Reads like [`read`], and reports progress to `watch`.
+///
+/// # Errors
+/// As [`read`]. If `watch` returns `false`, the reason is [`STOPPED`].
+pub fn read_watched(path: &Path, watch: Watch<'_>) -> Result<Trace, Error> {
     let mut file = error::open(path)?;
     let mut start = Vec::new();
     let read = (&mut file).take(START).read_to_end(&mut start);
     read.map_err(|error| Error::io(path, &error))?;
-    recording(path, &start, file)
+    recording(path, &start, file, watch)
 }
 
 /// Reads the recording that begins with `start`, which was read from `file`.
-fn recording(path: &Path, start: &[u8], file: File) -> Result<Trace, Error> {
+fn recording(path: &Path, start: &[u8], file: File, watch: Watch<'_>) -> Result<Trace, Error> {
     if !is_recording(start) {
         // The start is sufficient for the error, and a device such as /dev/zero has no end.
         return parse(path, start);
@@ -109,7 +132,7 @@ fn recording(path: &Path, start: &[u8], file: File) -> Result<Trace, Error> {
     let fits = len.is_some_and(|len| len <= error::MAX_FILE);
     if fits
         && start.starts_with(b"PERFILE2")
-        && let Some(trace) = perf::parse_file(path, &file)?
+        && let Some(trace) = perf::parse_file(path, &file, watch)?
     {
         return Ok(trace);
     }

@@ -22,6 +22,7 @@ pub use live::{Live, Progress, Subject, Usage};
 pub use program::{find as find_program, has_capabilities};
 pub use signals::Signals;
 
+use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
 use huge::HugePages;
@@ -87,6 +88,8 @@ pub enum RecordError {
     NoFaults(PathBuf),
     /// The running processes cannot be recorded: the subject, the reason and the remedy.
     Subject(String, String),
+    /// A signal ended the reading of the recording.
+    Stopped,
 }
 
 impl fmt::Display for RecordError {
@@ -101,6 +104,7 @@ impl fmt::Display for RecordError {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
             Self::Subject(subject, why) => write!(f, "{subject}: {why}"),
+            Self::Stopped => f.write_str("interrupted while the recording was read back"),
             Self::NoFaults(program) if program::changes_user(program) => write!(
                 f,
                 "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \
@@ -262,9 +266,11 @@ impl Setup {
 
     /// Returns the arguments of every recording, without the events.
     fn common(&self, output: &Path) -> Vec<OsString> {
-        // Disables perf's cache of programs, which would keep unused copies in the home directory.
+        // Disables perf's cache of programs (-N), which would keep unused copies in the home
+        // directory, and the search for build identifiers (-B), for which perf reads and maps its
+        // whole file at the end.
         let mut args: Vec<OsString> =
-            ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
+            ["record", "-q", "-N", "-B", "-c", "1", "-d"].map(Into::into).to_vec();
         // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
         if self.privileged {
             args.extend(["-m", BUFFER_PAGES].map(Into::into));
@@ -315,15 +321,18 @@ impl Setup {
     /// Waits until the program has ended. SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to this process
     /// in this time are forwarded to the program. An interrupt from the keyboard ends the program,
     /// not the recording. (This requires that other threads of the process have these signals
-    /// blocked.)
+    /// blocked.) Then `read` receives the share of the recording that has been read back, and a
+    /// further signal ends the reading.
     ///
     /// # Errors
-    /// The program or perf cannot be run, or perf leaves no readable recording.
+    /// The program or perf cannot be run, or perf leaves no readable recording. After
+    /// [`RecordError::Stopped`] the file is complete.
     pub fn record(
         &self,
         output: &Path,
         command: &[OsString],
         warn: impl Fn(&str),
+        mut read: impl FnMut(f64),
     ) -> Result<Recorded, RecordError> {
         let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
         let file = find_program(program)
@@ -348,8 +357,8 @@ impl Setup {
         let status = perf.wait().map_err(run)?;
         let left = survivors.find(pid);
         drop(survivors);
-        let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
-        let mut trace = crate::read(output).map_err(unwritten)?;
+        let trace = crate::read_watched(output, &mut until_signal(&mut read));
+        let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
         let counts = trace.summary();
         if counts.user_faults + counts.kernel_faults == 0 {
             return Err(RecordError::NoFaults(file));
@@ -382,6 +391,22 @@ fn prepare(command: &mut Command) {
             Ok(())
         });
     }
+}
+
+/// Returns a watch of a reader that reports to `read`, and stops the reader at a signal.
+fn until_signal(read: &mut impl FnMut(f64)) -> impl FnMut(f64) -> bool {
+    |share| {
+        read(share);
+        !signals::arrived()
+    }
+}
+
+/// Returns the `error` of a reader of the file `output`, which perf has written or not.
+fn not_read(status: ExitStatus, output: &Path, error: &Error) -> RecordError {
+    if error.reason == STOPPED {
+        return RecordError::Stopped;
+    }
+    RecordError::Perf(status, why_not_written(output, error))
 }
 
 /// Returns the reason for which perf did not write the file `output`, since perf does not report
@@ -535,6 +560,7 @@ mod tests {
         let args = setup.arguments(Path::new("out"), &["a".into(), "-b".into()]);
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
         assert!(args.contains(&"-N".into()), "no copies of programs are kept");
+        assert!(args.contains(&"-B".into()), "perf does not read its file");
         assert!(args.windows(2).any(|pair| pair == ["-o", "out"]));
         assert_eq!(args[args.len() - 3..], ["--", "a", "-b"]);
         fs::remove_dir_all(dir).unwrap();
@@ -577,8 +603,9 @@ mod tests {
         let dir = tracefs("program", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         for name in ["/no/such/program", "no-such-program-at-all", ""] {
-            let error =
-                setup.record(Path::new("never-written"), &[name.into()], |_| ()).unwrap_err();
+            let error = setup
+                .record(Path::new("never-written"), &[name.into()], |_| (), |_| ())
+                .unwrap_err();
             assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
         }
         fs::remove_dir_all(dir).unwrap();

@@ -139,7 +139,7 @@ fn outcome(plan: &Plan, mut pick: impl FnMut(usize) -> usize) -> BTreeMap<At, Op
     let threads = plan.threads();
     let steps: Vec<Vec<(Op, Vec<At>)>> = threads
         .iter()
-        .map(|thread| thread.steps().map(|(op, waits)| (*op, waits.collect())).collect())
+        .map(|thread| thread.steps().map(|(op, waits)| (op, waits.collect())).collect())
         .collect();
     let mut pages: Vec<Pages> = vec![Pages::new(); plan.processes().len()];
     let mut breaks = vec![None; plan.processes().len()];

@@ -4,7 +4,7 @@
 use faultless_trace::Kind;
 use faultless_trace::event::Birth;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::{Error, Trace, open, parse};
+use faultless_trace::{Error, STOPPED, Trace, open, parse, read_watched};
 use std::fs;
 use std::path::Path;
 
@@ -298,4 +298,18 @@ fn lackey_log_of_two_processes_is_rejected() {
     // With times, and with lines of a tool that have no process.
     let log = b"==00:00:00:00.000 7== Lackey\nI  0,1\n==00:00:00:00.012 7== end\n==\n--7-- x\n";
     assert_eq!(read(log), 1);
+}
+
+#[test]
+fn watched_reading_reports_its_share_and_can_be_stopped() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/fixture.perf.data"));
+    let mut shares = Vec::new();
+    let mut watch = |share| {
+        shares.push(share);
+        true
+    };
+    assert_eq!(read_watched(path, &mut watch), read_watched(path, &mut |_| true));
+    assert!(!shares.is_empty() && shares.iter().all(|share| (0.0..=1.0).contains(share)));
+    let error = read_watched(path, &mut |_| false).unwrap_err();
+    assert_eq!(error.reason, STOPPED);
 }

@@ -147,7 +147,7 @@ fn replay(plan: &Plan, seed: u64, obey: bool) -> Result<(), String> {
     let threads = plan.threads();
     let steps: Vec<Vec<(Op, Vec<At>)>> = threads
         .iter()
-        .map(|thread| thread.steps().map(|(op, waits)| (*op, waits.collect())).collect())
+        .map(|thread| thread.steps().map(|(op, waits)| (op, waits.collect())).collect())
         .collect();
     let mut spaces = vec![Space::default(); plan.processes().len()];
     let mut next = vec![0; threads.len()];

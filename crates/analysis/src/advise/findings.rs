@@ -58,7 +58,8 @@ pub struct Findings {
     pub collector: Option<Collector>,
     /// The effect of keeping freed memory.
     pub kept: Kept,
-    /// The effect of prefault by the kernel; `None` if the user interrupted the replay.
+    /// The effect of prefault by the kernel; `None` if the user interrupted the replay, or if this
+    /// host has too little memory for the replay.
     pub prefault: Option<Effect>,
 }
 
@@ -106,7 +107,7 @@ impl Findings {
     /// Computes the counts of the recording `source`.
     ///
     /// # Errors
-    /// The recording is inconsistent, or there is not enough memory for its replay.
+    /// The recording is inconsistent, or an operation of its replay failed.
     pub fn of(
         source: &Source,
         program: Program,
@@ -141,7 +142,14 @@ impl Findings {
         let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
         observer.begin("replays the program with prefault");
         let settings = Settings::new(&[]);
-        let effects = prefault::effects(source, &settings, &[PREFAULT])?;
+        let effects = match prefault::effects(source, &settings, &[PREFAULT]) {
+            // The other predictions need no replay.
+            Err(error @ Error::Memory { .. }) => {
+                observer.note(&format!("no prediction of prefault by the kernel: {error}"));
+                None
+            }
+            effects => effects?,
+        };
         observer.advance(REPLAYS);
         observer.begin("counts faults by their cause");
         let census = Census::of(trace).map_err(wrong)?;
@@ -170,5 +178,53 @@ impl Findings {
             prefault: effects.and_then(|effects| effects.into_iter().next()),
             sizes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advise::program::Program;
+    use faultless_trace::Trace;
+    use faultless_trace::event::{
+        Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
+    };
+    use std::ffi::OsStr;
+    use std::sync::Mutex;
+
+    /// Keeps the remarks for the user.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Observer for Notes {
+        fn note(&self, note: &str) {
+            self.0.lock().expect("no panic").push(note.to_owned());
+        }
+    }
+
+    #[test]
+    fn program_larger_than_the_host_is_counted_without_a_replay() {
+        let (start, len) = (1 << 40, 1 << 45);
+        let (prot, backing) = (Prot::READ | Prot::WRITE, Backing::Anon);
+        // MAP_POPULATE.
+        let map = Kind::Map { start, len, prot, flags: 0x8022, backing };
+        let touch = Kind::first(start, Access::Write);
+        let event = |kind| Event { time_us: 0, thread: 0, kind };
+        let header = Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() };
+        let trace = Trace {
+            header,
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: [map, touch].into_iter().map(event).collect(),
+            ..Trace::default()
+        };
+        let source = Source::new("large".into(), trace).expect("consistent");
+        let program = Program::of(OsStr::new("large"), &source.trace);
+        let notes = Notes::default();
+        let found = Findings::of(&source, program, Sizes::read(), Shmem::NONE, &notes);
+        let found = found.expect("counted");
+        assert_eq!((found.census.zeroed, found.prefault), (1, None));
+        let notes = notes.0.into_inner().expect("no panic");
+        assert!(notes[0].contains("needs 66.0 TiB of memory"), "{notes:?}");
     }
 }

@@ -47,7 +47,7 @@ use sysfs::{Shmem, Sizes};
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
 
-/// The steps of progress of [`measure`].
+/// The steps of progress of [`count`] and [`measure`].
 pub const STEPS: u64 = Findings::STEPS + ROUNDS as u64;
 
 /// The measurements for the advice to one program.
@@ -61,21 +61,29 @@ pub struct Measured {
     pub plain: Option<Run>,
 }
 
-/// Counts the recording `source` of `program`, and measures the costs of a page on this host. Runs
-/// `command`, if given, without a recorder. With `consent`, system-wide settings are changed for a
-/// measurement.
+/// Counts the recording `source` of `program`.
 ///
 /// # Errors
-/// The recording is inconsistent, the host has too little memory, or the program cannot be started.
-pub fn measure(
+/// The recording is inconsistent.
+pub fn count(
     source: &Source,
     program: Program,
+    observer: &dyn Observer,
+) -> Result<Findings, Error> {
+    Findings::of(source, program, Sizes::read(), Shmem::read(), observer)
+}
+
+/// Measures the costs of a page on this host for the `findings` of [`count`]. Runs `command`, if
+/// given, without a recorder. With `consent`, system-wide settings are changed for a measurement.
+///
+/// # Errors
+/// The host has too little memory, or the program cannot be started.
+pub fn measure(
+    mut findings: Findings,
     command: Option<&[OsString]>,
     consent: bool,
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
-    let (sizes, shmem) = (Sizes::read(), Shmem::read());
-    let mut findings = Findings::of(source, program, sizes, shmem, observer)?;
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
     for round in 0..ROUNDS {
@@ -94,7 +102,7 @@ pub fn measure(
             );
             observer.begin("runs the program without the recorder");
             plain = once(command, &Apply::Nothing, observer)?;
-            if program.go && !runtime::chosen() && !stop::requested() {
+            if findings.program.go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
         }

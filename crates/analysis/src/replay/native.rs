@@ -75,7 +75,7 @@ pub struct Gauged {
     /// The operations in the order of execution, and their faults.
     pub done: Vec<Done>,
     /// The pages of all processes after each operation.
-    pub resident: Vec<u64>,
+    pub resident: Vec<u32>,
 }
 
 /// Replays like [`replay`], with a measurement after each operation, on a machine with one CPU and
@@ -159,7 +159,7 @@ struct Gauge {
 #[derive(Debug)]
 struct Log {
     done: Vec<Done>,
-    resident: Vec<u64>,
+    resident: Vec<u32>,
     /// For each process, its pages, and the number of its running threads.
     processes: Vec<(u64, usize)>,
     /// The counters after the previous operation.
@@ -191,14 +191,14 @@ impl Gauge {
             Op::Touch { .. } => took(|counter| taken.get(counter) > 0),
             _ => Took::Nothing,
         };
-        log.done.push(Done { thread, took });
+        log.done.push(Done::new(thread, took));
         let left = &mut log.processes[process as usize];
         left.1 -= usize::from(matches!(op, Op::Exit));
         // The space is destroyed with its last thread, and by an exec.
         let gone = left.1 == 0 || matches!(op, Op::Exec);
         left.0 = if gone { 0 } else { pages };
-        let resident = log.processes.iter().map(|(pages, _)| pages).sum();
-        log.resident.push(resident);
+        let resident: u64 = log.processes.iter().map(|(pages, _)| pages).sum();
+        log.resident.push(u32::try_from(resident).unwrap_or(u32::MAX));
         log.counted = counted;
     }
 }
@@ -278,13 +278,13 @@ impl<'r> Replay<'r> {
         }
         let at = Cell::new(0);
         let restored = process.run(|cpu| {
-            for op in &thread.ops[..thread.restoring() as usize] {
+            for op in thread.ops.iter().take(thread.restoring() as usize) {
                 if self.stopped() {
                     break;
                 }
-                act(&*cpu, op, &self.departures)?;
+                act(&*cpu, &op, &self.departures)?;
                 if let Some(gauge) = self.gauge {
-                    gauge.look(number, thread.process, cpu, op);
+                    gauge.look(number, thread.process, cpu, &op);
                 }
                 at.set(at.get() + 1);
             }

@@ -132,6 +132,15 @@ pub fn in_turn(source: &Source) -> Result<Plan, Error> {
     plan.map_err(|error| Error::input(&source.name, error))
 }
 
+/// Returns the same operations as [`in_turn`], with their times.
+///
+/// # Errors
+/// The recording cannot be planned.
+pub fn in_turn_with_times(source: &Source) -> Result<Plan, Error> {
+    let plan = Plan::in_turn_with_times(&source.trace);
+    plan.map_err(|error| Error::input(&source.name, error))
+}
+
 /// Replays `plan`, created by [`in_turn`], once, with a measurement after each operation.
 ///
 /// # Errors
@@ -148,7 +157,8 @@ pub fn gauged(source: &Source, plan: &Plan, settings: &Settings) -> Result<Gauge
 fn effect(plan: &Plan, order: u8, off: &Gauged, with: &Gauged) -> Effect {
     let spared = |what: Took| {
         let pairs = off.done.iter().zip(&with.done);
-        pairs.filter(|(off, with)| off.took == what && with.took == Took::Nothing).count() as u64
+        pairs.filter(|(off, with)| off.took() == what && with.took() == Took::Nothing).count()
+            as u64
     };
     let bound = bound(plan, &off.done, order);
     Effect {

@@ -104,8 +104,8 @@ impl Replay<'_> {
             let done = &self.done[number as usize];
             let restored = cpu.run_as(&process, &ThreadStreams::new(), |cpu| {
                 cpu.set_aside(true);
-                for op in &thread.ops[..thread.restoring() as usize] {
-                    act(cpu, op, &self.departures)?;
+                for op in thread.ops.iter().take(thread.restoring() as usize) {
+                    act(cpu, &op, &self.departures)?;
                     done.set(done.get() + 1);
                 }
                 cpu.set_aside(false);
@@ -160,7 +160,7 @@ impl Replay<'_> {
                     match op {
                         Op::Exec | Op::Exit => {
                             cpu.end_thread();
-                            return Ok(if **op == Op::Exec { Pause::Exec } else { Pause::Exit });
+                            return Ok(if *op == Op::Exec { Pause::Exec } else { Pause::Exit });
                         }
                         op => self.step(cpu, op, &process)?,
                     }

@@ -17,17 +17,18 @@ use crate::record::live::{self, LiveArgs};
 use crate::record::{self, SetupArgs, exit_code, not_found};
 use crate::replay::source::{self, Input};
 use crate::report::json::Json;
-use crate::report::progress::Progress;
+use crate::report::progress::{Progress, Reading};
 use crate::report::{self, JsonArgs, say};
 use clap::ArgGroup;
 use faultless_analysis::advise::answer::Answer;
 use faultless_analysis::advise::file::Advice;
 use faultless_analysis::advise::program::Program;
-use faultless_analysis::advise::{Measured, STEPS, measure};
+use faultless_analysis::advise::{Measured, STEPS, count, measure};
 use faultless_analysis::replay::Source;
 use faultless_trace::plan::Plan;
 use faultless_trace::record::{Signals, Subject, find_program};
 use save::Save;
+use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -129,7 +130,12 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     source.plan = Plan::default();
     let progress = Progress::on_terminal(STEPS);
     let command = status.is_some().then_some(&args.program[..]);
-    let measured = measure(&source, program, command, args.sysfs, &progress)?;
+    let findings = {
+        // There are no results to print yet.
+        let _guard = interrupt::ends_at_once();
+        count(&source, program, &progress)?
+    };
+    let measured = measure(findings, command, args.sysfs, &progress)?;
     drop(progress);
     let advice = advise(args, &source, measured, &mut json)?;
     json.complete()?;
@@ -208,7 +214,10 @@ fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     let setup = record::setup(&args.setup)?;
     let data = temporary()?;
     let warn = |note: &str| say!("faultless: {note}");
-    let recorded = setup.record(data.path(), &args.program, warn);
+    let reading = OnceCell::new();
+    let read = |share| reading.get_or_init(Reading::new).read(share);
+    let recorded = setup.record(data.path(), &args.program, warn, read);
+    drop(reading);
     let recorded = recorded.map_err(|error| CliError::Failed(error.to_string()))?;
     for note in &recorded.notes {
         say!("faultless: {note}");

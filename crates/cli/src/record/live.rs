@@ -4,10 +4,11 @@ use super::{PORTABLE, RecordArgs, named_for, put_portable, report, setup};
 use crate::error::CliError;
 use crate::number::within;
 use crate::output::{FOR_OWNER, Replacing};
-use crate::report::progress::Progress;
+use crate::report::progress::{Progress, Reading};
 use crate::report::say;
 use faultless_analysis::Observer;
-use faultless_trace::record::{Live, Setup, Signals, Subject};
+use faultless_trace::record::{Live, Progress as Recording, Setup, Signals, Subject};
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -68,16 +69,18 @@ pub fn record(
 ) -> Result<Live, faultless_trace::record::RecordError> {
     let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
     let progress = Progress::on_terminal(args.seconds.unwrap_or(0).into());
+    let reading = OnceCell::new();
     let mut shown = 0;
-    let live = setup.record_live(data, subject, limit, |now| {
-        let seconds = now.seconds as u64;
-        progress.advance(seconds - shown);
-        shown = seconds;
-        progress.begin(&format!(
-            "records: {:.1} MB; Ctrl-C ends the recording",
-            now.bytes as f64 / 1e6
-        ));
+    let live = setup.record_live(data, subject, limit, |now| match now {
+        Recording::Records(seconds, bytes) => {
+            progress.advance(seconds as u64 - shown);
+            shown = seconds as u64;
+            let size = bytes as f64 / 1e6;
+            progress.begin(&format!("records: {size:.1} MB; Ctrl-C ends the recording"));
+        }
+        Recording::Reads(share) => reading.get_or_init(Reading::new).read(share),
     })?;
+    drop(reading);
     drop(progress);
     say!(
         "faultless: recorded {:.1} s: {:.0} events a second; the recorder took {:.2} s of \

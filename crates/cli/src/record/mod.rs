@@ -6,12 +6,15 @@ pub mod live;
 use crate::error::CliError;
 use crate::interrupt::SIGNALLED;
 use crate::output::{self, Replacing};
+use crate::report::progress::Reading;
 use crate::report::say;
 use clap::ArgGroup;
 use faultless_trace::compact;
 use faultless_trace::record::{
     Extent, RecordError, Recorded, Setup, Signals, Unwind, find_program,
 };
+use signal_hook::consts::SIGINT;
+use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -90,7 +93,9 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     let output = args.output(if compact { PORTABLE } else { "perf.data" })?;
     output::spare("-o", &output, &[&program])?;
     let setup = setup(&args.setup)?;
-    let recorded = write(args, &setup, &output, compact)?;
+    let Some(recorded) = write(args, &setup, &output, compact)? else {
+        return Ok(exit_code(ExitStatus::from_raw(SIGINT)));
+    };
     report(&output, &recorded);
     Ok(exit_code(recorded.status))
 }
@@ -149,29 +154,43 @@ pub fn setup(args: &SetupArgs) -> Result<Setup, CliError> {
     Ok(setup.with_stacks(stacks))
 }
 
-/// Records into `output`, which is written to only after success.
+/// Records into `output`, which is written to only after success. Returns `None` if a signal ended
+/// the reading of a complete file.
 fn write(
     args: &RecordArgs,
     setup: &Setup,
     output: &Path,
     compact: bool,
-) -> Result<Recorded, CliError> {
+) -> Result<Option<Recorded>, CliError> {
     let replacing = Replacing::new(output)?;
     if !compact && !replacing.is_file() {
         let why = "perf writes to files only; --compact also writes to pipes and devices";
         return Err(CliError::Usage(format!("-o {}: {why}", output.display())));
     }
     let data = replacing.temporary(output::FOR_OWNER)?;
-    let recorded = setup
-        .record(data.path(), &args.program, |note| say!("faultless: {note}"))
-        .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), output)))?;
+    let warn = |note: &str| say!("faultless: {note}");
+    let reading = OnceCell::new();
+    let read = |share| reading.get_or_init(Reading::new).read(share);
+    let recorded = setup.record(data.path(), &args.program, warn, read);
+    drop(reading);
+    let recorded = match recorded {
+        Err(RecordError::Stopped) if !compact => {
+            replacing.keep_old()?;
+            replacing.put(data)?;
+            say!("faultless: {}: complete, but not read back: interrupted", output.display());
+            return Ok(None);
+        }
+        recorded => recorded.map_err(|error| {
+            CliError::Failed(named_for(&error.to_string(), data.path(), output))
+        })?,
+    };
     if compact {
         put_portable(&replacing, output, &recorded)?;
     } else {
         replacing.keep_old()?;
         replacing.put(data)?;
     }
-    Ok(recorded)
+    Ok(Some(recorded))
 }
 
 /// Writes the portable form, which holds all data used by replay.

@@ -72,11 +72,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         let why = "--policies compares all policies of locking: use one of the two options";
         return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
     }
-    let progress = Progress::on_terminal(3);
-    progress.begin("reads the recording");
-    let opened = source::open(&args.recording)?;
-    drop(progress);
-    let source = match opened {
+    let source = match source::open(&args.recording)? {
         Input::Recording(source) => Arc::new(*source),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };

@@ -8,11 +8,11 @@ use crate::profiles;
 use crate::scale::page::{latencies, time};
 use faultless::Knobs;
 use faultless_analysis::number::label;
-use faultless_analysis::replay::prefault::{gauged, in_turn};
+use faultless_analysis::replay::prefault::{gauged, in_turn_with_times};
 use faultless_analysis::replay::{Gauged, Source};
 use faultless_analysis::scale::{PROFILE, Ran, Subject};
 use faultless_analysis::settings::{Regime, Settings};
-use faultless_trace::bound::Took;
+use faultless_trace::bound::{Done, Took};
 use faultless_trace::plan::{Op, Plan};
 use faultless_virtual::rates::Operation;
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ impl Compared {
             }
             regime => regime,
         };
-        let plan = in_turn(source)?;
+        let plan = in_turn_with_times(source)?;
         let settings = [Regime::OFF, regime].map(|regime| settings.with_regime(regime));
         let off = gauged(source, &plan, &settings[0])?;
         let on = gauged(source, &plan, &settings[1])?;
@@ -62,7 +62,7 @@ impl Compared {
                 .done
                 .iter()
                 .map(|done| {
-                    count += fault(done.took);
+                    count += fault(done.took());
                     count
                 })
                 .collect::<Vec<_>>()
@@ -74,9 +74,9 @@ impl Compared {
     /// Returns the time in the recording, in milliseconds, of each operation in order.
     fn times(&self) -> Vec<f64> {
         let mut next = vec![0; self.plan.threads().len()];
-        let time = |done: &faultless_trace::bound::Done| {
-            let at: &mut usize = &mut next[done.thread as usize];
-            let time = self.plan.threads()[done.thread as usize].times.get(*at);
+        let time = |done: &Done| {
+            let at: &mut usize = &mut next[done.thread() as usize];
+            let time = self.plan.threads()[done.thread() as usize].times.get(*at);
             *at += 1;
             time.copied().unwrap_or(0) as f64 / 1000.0
         };
@@ -156,15 +156,10 @@ const MIB_PER_PAGE: f64 = faultless::PAGE_SIZE as f64 / (1 << 20) as f64;
 
 /// Returns the touched page of each operation of `plan` that is a touch, in the order of `gauged`.
 fn touches(plan: &Plan, gauged: &Gauged) -> Vec<Option<u64>> {
-    let mut next = vec![0; plan.threads().len()];
-    let page = |done: &faultless_trace::bound::Done| {
-        let at: &mut usize = &mut next[done.thread as usize];
-        let op = plan.threads()[done.thread as usize].ops.get(*at);
-        *at += 1;
-        match op {
-            Some(Op::Touch { page, .. }) => Some(*page),
-            _ => None,
-        }
+    let mut ops: Vec<_> = plan.threads().iter().map(|thread| thread.ops.iter()).collect();
+    let page = |done: &Done| match ops[done.thread() as usize].next() {
+        Some(Op::Touch { page, .. }) => Some(page),
+        _ => None,
     };
     gauged.done.iter().map(page).collect()
 }
@@ -176,8 +171,8 @@ fn faults(plan: &Plan, times: &[f64], off: &Gauged, on: &Gauged) -> Result<Pictu
     let mut kinds = ["saved by prefault", "first touches, not saved", "other faults"]
         .map(|name| Series { name: name.to_owned(), points: Vec::new() });
     for (at, (page, (off, on))) in pages.iter().zip(off.done.iter().zip(&on.done)).enumerate() {
-        let Some(page) = page.filter(|_| off.took != Took::Nothing) else { continue };
-        let kind = match (off.took, on.took) {
+        let Some(page) = page.filter(|_| off.took() != Took::Nothing) else { continue };
+        let kind = match (off.took(), on.took()) {
             (_, Took::Nothing) => 0,
             (Took::First, _) => 1,
             _ => 2,

@@ -2,6 +2,7 @@
 
 use crate::error::CliError;
 use crate::interrupt;
+use crate::report::progress::Reading;
 use crate::report::say;
 use faultless_analysis::replay::Source;
 use faultless_analysis::suggest;
@@ -58,7 +59,13 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             let opened = {
                 // Reading a pipe may block.
                 let _guard = interrupt::ends_at_once();
-                faultless_trace::open(&file).map_err(|e| CliError::Usage(e.to_string()))?
+                let reading = Reading::new();
+                let mut watch = |share| {
+                    reading.read(share);
+                    true
+                };
+                let opened = faultless_trace::open_watched(&file, &mut watch);
+                opened.map_err(|error| CliError::Usage(error.to_string()))?
             };
             match opened {
                 faultless_trace::Input::Recording(trace) => of_file(&file, trace).map(recording),

@@ -3,6 +3,7 @@
 use super::say;
 use faultless_analysis::Observer;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -62,6 +63,28 @@ impl Observer for Progress {
 
     fn note(&self, note: &str) {
         self.bar.suspend(|| say!("faultless: {note}"));
+    }
+}
+
+/// The progress of the reading of a recording, on a terminal.
+#[derive(Debug)]
+pub struct Reading {
+    progress: Progress,
+    percent: Cell<u64>,
+}
+
+impl Reading {
+    /// Creates the progress.
+    pub fn new() -> Self {
+        let progress = Progress::on_terminal(100);
+        progress.begin("reads the recording");
+        Self { progress, percent: Cell::new(0) }
+    }
+
+    /// Shows that `share` of the recording has been read, from 0 to 1.
+    pub fn read(&self, share: f64) {
+        let percent = (share * 100.0) as u64;
+        self.progress.advance(percent.saturating_sub(self.percent.replace(percent)));
     }
 }
 

@@ -40,7 +40,7 @@ fn bound_of(pages: u64, steps: &[Step], max_order: u8) -> Bound {
         }
     };
     let took: Vec<_> = std::iter::once(Took::Nothing).chain(steps.iter().map(took)).collect();
-    let done: Vec<_> = took.into_iter().map(|took| Done { thread: 0, took }).collect();
+    let done: Vec<_> = took.into_iter().map(|took| Done::new(0, took)).collect();
     bound(&plan, &done, max_order)
 }
 
@@ -110,7 +110,7 @@ fn mergeable_adjacent_vmas_count_as_one() {
         trace.events = first.chain([map]).chain(others).collect();
         let plan = Plan::in_turn(&trace).unwrap();
         let took = |at| if at < 2 { Took::Nothing } else { Took::First };
-        let done: Vec<_> = (0..10).map(|at| Done { thread: 0, took: took(at) }).collect();
+        let done: Vec<_> = (0..10).map(|at| Done::new(0, took(at))).collect();
         bound(&plan, &done, 3).saved
     };
     let rw = Prot::READ | Prot::WRITE;

@@ -26,11 +26,15 @@ mod scan;
 use crate::error::{Error, Place};
 use crate::event::Trace;
 use crate::resident::Snapshot;
+use crate::{STOPPED, Watch};
 use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+/// Records between two reports of progress.
+const BETWEEN: u64 = 1 << 16;
 
 /// The size of a read of a file, in bytes.
 const BUFFER: usize = 1 << 20;
@@ -42,28 +46,50 @@ const BUFFER: usize = 1 << 20;
 /// pipe), contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     let bytes = scan::check(path, bytes)?;
-    guarded(path, Cursor::new(&*bytes), None)
+    guarded(path, Cursor::new(&*bytes), None, &mut || true)
 }
 
 /// Reads like [`parse`], without holding the file in memory: a recording of millions of faults has
-/// a gigabyte. Returns `None` if the file is compressed, which requires all bytes in memory.
-pub(crate) fn parse_file(path: &Path, file: &File) -> Result<Option<Trace>, Error> {
-    if !scan::check_file(path, file)? {
-        return Ok(None);
-    }
-    let mut reader = BufReader::with_capacity(BUFFER, file);
-    reader.rewind().map_err(|error| Error::io(path, &error))?;
-    guarded(path, reader, None).map(Some)
+/// a gigabyte. Reports progress to `watch`. Returns `None` if the file is compressed, which
+/// requires all bytes in memory.
+pub(crate) fn parse_file(
+    path: &Path,
+    file: &File,
+    watch: Watch<'_>,
+) -> Result<Option<Trace>, Error> {
+    let plain = scan::check_file(path, file)?;
+    plain.then(|| in_parts(path, file, None, watch)).transpose()
 }
 
-/// Reads the recording in `path` of processes that were `running` before.
-pub(crate) fn read_live(path: &Path, running: Running<'_>) -> Result<Trace, Error> {
+/// Reads the recording in `path` of processes that were `running` before. Reports progress to
+/// `watch`.
+pub(crate) fn read_live(
+    path: &Path,
+    running: Running<'_>,
+    watch: Watch<'_>,
+) -> Result<Trace, Error> {
     let file = crate::error::open(path)?;
     // perf compresses nothing without a request.
     scan::check_file(path, &file)?;
-    let mut reader = BufReader::with_capacity(BUFFER, &file);
-    reader.rewind().map_err(|error| Error::io(path, &error))?;
-    guarded(path, reader, Some(running))
+    in_parts(path, &file, Some(running), watch)
+}
+
+/// Reads the checked `file` in parts.
+fn in_parts(
+    path: &Path,
+    file: &File,
+    running: Option<Running<'_>>,
+    watch: Watch<'_>,
+) -> Result<Trace, Error> {
+    let failed = |error| Error::io(path, &error);
+    let bytes = file.metadata().map_err(failed)?.len();
+    let mut reader = BufReader::with_capacity(BUFFER, file);
+    reader.rewind().map_err(failed)?;
+    // The parser owns the reader, but the position belongs to the file.
+    guarded(path, reader, running, &mut || {
+        let at = (&mut &*file).stream_position().unwrap_or(0);
+        watch(at as f64 / bytes.max(1) as f64)
+    })
 }
 
 /// The processes that ran before a recording.
@@ -81,32 +107,34 @@ fn guarded(
     path: &Path,
     bytes: impl Read + Seek,
     running: Option<Running<'_>>,
+    continues: &mut dyn FnMut() -> bool,
 ) -> Result<Trace, Error> {
     // The parser is an external crate. A panic on input accepted by the scan is reported as an
     // error in the file. Only the parser's own state is lost.
     let mut record = None;
-    catch_unwind(AssertUnwindSafe(|| read(path, bytes, running, &mut record))).unwrap_or_else(
-        |panic| {
+    catch_unwind(AssertUnwindSafe(|| read(path, bytes, running, &mut record, continues)))
+        .unwrap_or_else(|panic| {
             let why = panic
                 .downcast_ref::<String>()
                 .map(String::as_str)
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("unknown");
             Err(Error::new(path, place(record), format!("the perf.data parser failed: {why}")))
-        },
-    )
+        })
 }
 
 fn place(record: Option<u64>) -> Place {
     record.map_or(Place::File, Place::Record)
 }
 
-/// Parses `bytes`. Keeps the number of the current record in `record`.
+/// Parses `bytes`, while `continues` returns `true`. Keeps the number of the current record in
+/// `record`.
 fn read(
     path: &Path,
     bytes: impl Read + Seek,
     running: Option<Running<'_>>,
     record: &mut Option<u64>,
+    continues: &mut dyn FnMut() -> bool,
 ) -> Result<Trace, Error> {
     let whole = |reason: String| Error::new(path, Place::File, reason);
     let PerfFileReader { mut perf_file, mut record_iter } =
@@ -118,6 +146,9 @@ fn read(
     for number in 0.. {
         *record = Some(number);
         let wrong = |reason: String| Error::new(path, Place::Record(number), reason);
+        if number % BETWEEN == 0 && !continues() {
+            return Err(whole(STOPPED.to_owned()));
+        }
         let next = record_iter.next_record(&mut perf_file).map_err(|e| wrong(e.to_string()))?;
         match next {
             Some(PerfFileRecord::EventRecord { attr_index, record }) => {

@@ -3,7 +3,7 @@
 
 use super::order::Order;
 use super::space::{Area, Met, Space};
-use super::{Assumption, At, Op, Plan, PlanError, Process, Thread, Wait};
+use super::{Assumption, At, Op, Ops, Plan, PlanError, Process, Thread, Turns, Wait};
 use crate::event::{Access, Backing, Birth, Event, Kind, MAX_AREAS, Prot, Recorded, Trace};
 use faultless::{PAGE_SIZE, USER_END, VirtRange, page_up};
 use std::collections::{BTreeMap, HashMap};
@@ -54,15 +54,15 @@ pub(super) struct Builder<'a> {
     alone: Vec<bool>,
     /// By thread of the trace: the number of its events.
     events: Vec<u32>,
-    /// Whether each operation waits for the previous one, which is `last`.
-    in_turn: bool,
+    turns: Turns,
     /// The time of the present event, in microseconds.
     now: u64,
+    /// The previous operation.
     last: Option<At>,
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(trace: &'a Trace, in_turn: bool) -> Self {
+    pub fn new(trace: &'a Trace, turns: Turns) -> Self {
         let mut threads = vec![0u32; trace.processes.len()];
         trace.threads.iter().for_each(|thread| threads[thread.process as usize] += 1);
         let mut events = vec![0; trace.threads.len()];
@@ -73,6 +73,7 @@ impl<'a> Builder<'a> {
                 threads[trace.threads[event.thread as usize].process as usize] += 1;
             }
         }
+        let in_turn = turns != Turns::Concurrent;
         Self {
             trace,
             alone: threads.into_iter().map(|count| count <= 1 || in_turn).collect(),
@@ -88,7 +89,7 @@ impl<'a> Builder<'a> {
             assumptions: BTreeMap::new(),
             areas_copied: 0,
             waits: Vec::new(),
-            in_turn,
+            turns,
             now: 0,
             last: None,
         }
@@ -132,7 +133,8 @@ impl<'a> Builder<'a> {
         // An event is usually one operation. A thread of the trace is one thread of the plan, or
         // two after a vfork.
         let count = std::mem::take(&mut self.events[traced as usize]) as usize;
-        let (ops, times) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let ops = Ops::with_capacity(count);
+        let times = Vec::with_capacity(if self.turns == Turns::OneWithTimes { count } else { 0 });
         self.threads.push(Thread { process, name, start, ops, times, waits: Vec::new() });
         self.processes[process as usize].threads.push(thread);
         self.thread_of[traced as usize] = Some(thread);
@@ -187,7 +189,7 @@ impl<'a> Builder<'a> {
         }
         waits.extend(self.owed.remove(&thread));
         let last = self.last.replace(at).filter(|last| last.thread != thread);
-        if self.in_turn {
+        if self.turns != Turns::Concurrent {
             // The last operation covers all others.
             waits.clear();
             waits.extend(last);
@@ -205,7 +207,7 @@ impl<'a> Builder<'a> {
             }
         }
         into.ops.push(op);
-        if self.in_turn {
+        if self.turns == Turns::OneWithTimes {
             into.times.push(self.now);
         }
         self.waits = waits;

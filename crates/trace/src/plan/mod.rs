@@ -31,12 +31,15 @@
 //! which starts a new process with an empty space.
 
 mod build;
+mod ops;
 mod order;
 pub(crate) mod space;
 
 use crate::event::{Access, Backing, Prot, Recorded, Trace};
 use faultless::VirtRange;
 use std::fmt;
+
+pub use ops::{Iter, Ops};
 
 /// The completion of operation `op` of the thread `thread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -161,9 +164,9 @@ pub struct Thread {
     /// The operation that starts it; `None` for a thread that exists from the beginning.
     pub start: Option<At>,
     /// The operations of the thread, in order.
-    pub ops: Vec<Op>,
-    /// The time of each operation in microseconds since the recording began, if the plan keeps the
-    /// order of the recording ([`Plan::in_turn`]); empty in other plans.
+    pub ops: Ops,
+    /// The time of each operation in microseconds since the recording began, if the plan has times
+    /// ([`Plan::in_turn_with_times`]); empty in other plans.
     pub times: Vec<u64>,
     /// The waits of its operations, sorted by the waiting operation.
     waits: Vec<Wait>,
@@ -177,7 +180,7 @@ struct Wait {
 
 impl Thread {
     /// Returns the operations in order, each with the operations that must complete first.
-    pub fn steps(&self) -> impl Iterator<Item = (&Op, impl Iterator<Item = At>)> {
+    pub fn steps(&self) -> impl Iterator<Item = (Op, impl Iterator<Item = At>)> {
         let mut rest = self.waits.as_slice();
         (0u32..).zip(&self.ops).map(move |(index, op)| {
             let len = rest.iter().take_while(|wait| wait.before == index).count();
@@ -194,14 +197,26 @@ impl Thread {
             return 0;
         }
         let alone = self.waits.first().map_or(self.ops.len(), |wait| wait.before as usize);
-        let last = self.ops[..alone].iter().rposition(|op| matches!(op, Op::Populate { .. }));
-        last.map_or(0, |at| at as u32 + 1)
+        let populates = |(_, op): &(u32, Op)| matches!(op, Op::Populate { .. });
+        let last = (1..).zip(self.ops.iter().take(alone)).filter(populates).last();
+        last.map_or(0, |(count, _)| count)
     }
 
     /// Returns the number of waits of all its operations.
     pub fn wait_count(&self) -> usize {
         self.waits.len()
     }
+}
+
+/// The order of the operations of different threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turns {
+    /// As far as the result requires an order.
+    Concurrent,
+    /// The order of the recording.
+    One,
+    /// The same, with the time of each operation.
+    OneWithTimes,
 }
 
 /// A recording prepared for replay. The default has no operation.
@@ -219,7 +234,7 @@ impl Plan {
     /// The trace does not pass [`Trace::check`], or its forks copy more areas in total than the
     /// limit.
     pub fn new(trace: &Trace) -> Result<Self, PlanError> {
-        Self::build(trace, false)
+        Self::build(trace, Turns::Concurrent)
     }
 
     /// Creates the plan for `trace` in the order of the recording, one operation after the other.
@@ -227,12 +242,20 @@ impl Plan {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn in_turn(trace: &Trace) -> Result<Self, PlanError> {
-        Self::build(trace, true)
+        Self::build(trace, Turns::One)
     }
 
-    fn build(trace: &Trace, in_turn: bool) -> Result<Self, PlanError> {
+    /// Creates the same plan as [`in_turn`](Self::in_turn), with the time of each operation.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_turn_with_times(trace: &Trace) -> Result<Self, PlanError> {
+        Self::build(trace, Turns::OneWithTimes)
+    }
+
+    fn build(trace: &Trace, turns: Turns) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
-        build::Builder::new(trace, in_turn).run()
+        build::Builder::new(trace, turns).run()
     }
 
     /// Returns the processes.
@@ -257,7 +280,7 @@ impl Plan {
 
     /// Returns the number of touches of all threads.
     pub fn touch_count(&self) -> usize {
-        let touches = |ops: &[Op]| ops.iter().filter(|op| matches!(op, Op::Touch { .. })).count();
+        let touches = |ops: &Ops| ops.iter().filter(|op| matches!(op, Op::Touch { .. })).count();
         self.threads.iter().map(|thread| touches(&thread.ops)).sum()
     }
 }

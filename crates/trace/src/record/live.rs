@@ -10,7 +10,7 @@
 
 use super::huge::HugePages;
 use super::signals::{self, Signals};
-use super::{HUGE_ON, RecordError, Recorded, Setup, why_not_written};
+use super::{HUGE_ON, RecordError, Recorded, Setup, not_read, until_signal};
 use crate::event::MAX_RESIDENT;
 use crate::perf::Running;
 use crate::resident::{Snapshot, now_ns};
@@ -66,11 +66,11 @@ impl fmt::Display for Subject {
 
 /// The progress of a recording.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Seconds since the recording began.
-    pub seconds: f64,
-    /// Bytes recorded so far.
-    pub bytes: u64,
+pub enum Progress {
+    /// The recorded time so far, in seconds, and the recorded bytes.
+    Records(f64, u64),
+    /// The share of the recording that has been read back, from 0 to 1.
+    Reads(f64),
 }
 
 /// The processor time of the recorded processes during the recording, in seconds.
@@ -145,10 +145,11 @@ impl Setup {
         if !begun || !(status.success() || status.signal() == Some(libc::SIGINT)) {
             return Err(RecordError::Perf(status, perf.message()));
         }
-        let unwritten = |error| RecordError::Perf(status, why_not_written(output, &error));
         let own = [std::process::id() as i32, perf.child.id() as i32];
         let running = Running { snapshots: &snapshots, enabled_ns, own: &own };
-        let mut trace = crate::perf::read_live(output, running).map_err(unwritten)?;
+        let mut read = |share| progress(Progress::Reads(share));
+        let trace = crate::perf::read_live(output, running, &mut until_signal(&mut read));
+        let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
         let counts = trace.summary();
         if counts.user_faults + counts.kernel_faults == 0 {
             let why = format!("no page fault in {seconds:.1} s; a longer time may have some");
@@ -239,7 +240,7 @@ fn watch(
         }
         let elapsed = start.elapsed();
         let bytes = fs::metadata(output).map_or(0, |data| data.len());
-        progress(Progress { seconds: elapsed.as_secs_f64(), bytes });
+        progress(Progress::Records(elapsed.as_secs_f64(), bytes));
         if bytes >= MAX_BYTES {
             return Ok(true);
         }

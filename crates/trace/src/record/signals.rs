@@ -96,7 +96,17 @@ fn held() -> libc::sigset_t {
 
 /// Returns the next signal, if one arrives soon, and whether a process sent it.
 pub(super) fn next() -> Option<(libc::c_int, bool)> {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: LOOK };
+    within(LOOK)
+}
+
+/// Returns whether a signal has arrived.
+pub(super) fn arrived() -> bool {
+    within(0).is_some()
+}
+
+/// Returns the next signal within some nanoseconds, and whether a process sent it.
+fn within(nanoseconds: libc::c_long) -> Option<(libc::c_int, bool)> {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: set and time are valid to read, the information to write.
     let signal = unsafe { libc::sigtimedwait(&held(), info.as_mut_ptr(), &time) };

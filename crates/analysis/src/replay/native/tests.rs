@@ -147,9 +147,9 @@ fn only_anonymous_memory_is_prefaulted() {
         let Gauged { replayed, peak: most, done, resident } = gauged;
         assert_eq!((done.len(), resident.len()), (plan.op_count(), plan.op_count()));
         // No page remains after munmap, or after the end of the process.
-        assert_eq!(resident.iter().max(), Some(&most));
+        assert_eq!(resident.iter().max(), Some(&(most as u32)));
         assert_eq!((resident[1], resident[21], resident[22]), (1, 0, 0));
-        let faults = done.iter().filter(|done| done.took != Took::Nothing).count() as u64;
+        let faults = done.iter().filter(|done| done.took() != Took::Nothing).count() as u64;
         assert_eq!(faults, replayed.sample.faults);
         let count = |counter| replayed.sample.counter(counter).unwrap();
         let (mapped, wasted) = (count(Counter::PrefaultPage), count(Counter::PrefaultWasted));

@@ -212,8 +212,8 @@ proptest! {
         // Both executed the same operations, and prefault adds no fault.
         prop_assert_eq!(off.done.len(), with.done.len());
         for (off, with) in off.done.iter().zip(&with.done) {
-            prop_assert_eq!(off.thread, with.thread);
-            prop_assert!(off.took != Took::Nothing || with.took == Took::Nothing);
+            prop_assert_eq!(off.thread(), with.thread());
+            prop_assert!(off.took() != Took::Nothing || with.took() == Took::Nothing);
         }
     }
 }
