@@ -6,6 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open};
 use super::items::{open, predict, prefault};
 use super::once::Run;
+use super::sites::{Site, sites};
 use super::time::spent;
 use crate::context::Context;
 use crate::error::Error;
@@ -19,6 +20,8 @@ use std::ffi::OsString;
 /// The share of a run below which a saving is not worth a row. Other load makes a larger
 /// difference.
 pub const WORTH: f64 = 0.01;
+/// The call sites that are reported.
+pub const SITES: usize = 10;
 /// The saving in nanoseconds below which an item is not worth a row: it would be printed as 0.
 const LEAST: f64 = 1e6;
 
@@ -45,6 +48,8 @@ pub struct Answer<'a> {
     pub open: Vec<Open>,
     /// The saving of prefault by the kernel.
     pub prefault: Option<Item>,
+    /// The call sites, the largest time first; empty without call stacks.
+    pub sites: Vec<Site>,
 }
 
 impl<'a> Answer<'a> {
@@ -62,6 +67,7 @@ impl<'a> Answer<'a> {
         let busy = spent(findings, &bounded) / 1e9;
         let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
         let (open, prefault) = (open(findings), prefault(findings, &bounded));
+        let sites = sites(findings, &bounded, &trace.stacks);
         let mut answer = Self {
             findings,
             costs,
@@ -72,6 +78,7 @@ impl<'a> Answer<'a> {
             items: Vec::new(),
             open,
             prefault,
+            sites,
         };
         answer.items = answer.predict(&answer.costs);
         answer
@@ -191,6 +198,15 @@ impl<'a> Answer<'a> {
             ("shadowed_page_tables", costs.shadowed().into()),
         ] {
             figures.figure(context, metric, "count", Number::Whole(count))?;
+        }
+        for site in self.sites.iter().take(SITES) {
+            let context =
+                Context { setting: format!("call site {}", site.label()), ..context.clone() };
+            let seconds = Number::Real(site.nanoseconds / 1e9);
+            figures.figure(&context, "predicted_site_seconds", "s", seconds)?;
+            let faults = Number::Whole(site.faults.total());
+            figures.figure(&context, "site_faults", "count", faults)?;
+            figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
         }
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };

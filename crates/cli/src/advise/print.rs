@@ -1,5 +1,7 @@
 //! The report on one screen.
 
+mod sites;
+
 use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless_analysis::advise::answer::{Answer, WORTH, is_size};
@@ -13,6 +15,7 @@ use std::io::Write;
 /// Prints the report.
 pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
     print_faults(answer, out)?;
+    sites::print(answer, out, style)?;
     let (worth, rest): (Vec<_>, Vec<_>) =
         answer.shown().into_iter().partition(|item| answer.saves(item));
     print_worth(answer, &worth, out, style)?;

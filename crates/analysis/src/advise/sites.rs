@@ -1,0 +1,226 @@
+//! The places in the program that cause faults, by the call stacks of the recording.
+//!
+//! A *call site* is the innermost frame of a stack outside [allocators](super::fold), with its source
+//! line if known. Its time is predicted: the faults of its stacks, by purpose, multiplied by the
+//! costs of this host. The predicted saving of a change at the call site assumes that its pages are
+//! all touched, as the recording shows; other savings of the answer are for the whole program, so
+//! the savings do not add up.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::fold;
+use super::sysfs::Mode;
+use super::time::touch_time;
+use faultless::PAGE_SIZE;
+use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::census::StackFaults;
+use faultless_trace::event::{Function, StackId, Stacks};
+use std::collections::HashMap;
+
+/// A change of the program at a call site.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// The change.
+    pub action: &'static str,
+    /// The predicted saving, in nanoseconds of processor time.
+    pub saving: f64,
+}
+
+/// A place in the program, and its faults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Site {
+    /// The function.
+    pub function: Function,
+    /// The line in the source file of the function; 0 if unknown.
+    pub line: u32,
+    /// The caller of the function in the stack with the most faults.
+    pub caller: Option<Function>,
+    /// The faults.
+    pub faults: StackFaults,
+    /// The predicted time of the faults, in nanoseconds of processor time.
+    pub nanoseconds: f64,
+    /// The change that saves the most, if a change saves time.
+    pub change: Option<Change>,
+}
+
+impl Site {
+    /// Returns the bytes of the pages that the faults mapped.
+    pub fn bytes(&self) -> u64 {
+        self.faults.total() * PAGE_SIZE
+    }
+
+    /// Returns the function, with its source line if known, and the module.
+    pub fn label(&self) -> String {
+        let Function { module, file, .. } = &self.function;
+        let name = self.function.label();
+        let place = match (&**file, self.line) {
+            ("", _) => String::new(),
+            (file, 0) => format!(" {file}"),
+            (file, line) => format!(" {file}:{line}"),
+        };
+        let module = if module == name { String::new() } else { format!(" ({module})") };
+        format!("{name}{place}{module}")
+    }
+}
+
+/// The predicted time of faults by purpose, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    touch: f64,
+    unzeroed: f64,
+    copied: f64,
+    shared: f64,
+}
+
+impl Times {
+    /// Returns the times with the present settings of the host.
+    pub fn new(findings: &Findings, costs: &Costs) -> Self {
+        Self {
+            touch: touch_time(findings, costs),
+            unzeroed: costs.unzeroed(),
+            copied: costs.copied(),
+            shared: costs.shared(),
+        }
+    }
+
+    /// Returns the time of `faults`.
+    pub fn of(&self, faults: &StackFaults) -> f64 {
+        let unzeroed = faults.zero_page + faults.file + faults.text;
+        faults.zeroed as f64 * self.touch
+            + unzeroed as f64 * self.unzeroed
+            + faults.copies as f64 * self.copied
+            + faults.shared as f64 * self.shared
+    }
+}
+
+/// Returns the call sites of a recording with these call stacks, the largest time first.
+pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
+    let times = Times::new(findings, costs);
+    let mut by_place: HashMap<(u32, u32), (StackFaults, u64, StackId)> = HashMap::new();
+    for (stack, faults) in &findings.census.stacks {
+        let frames: Vec<_> = stacks.of(*stack).collect();
+        let functions: Vec<_> = frames.iter().map(|(_, function)| *function).collect();
+        let Some(at) = fold::site(&functions) else { continue };
+        let (frame, _) = frames[at];
+        let (all, most, caller) = by_place.entry((frame.function, frame.line)).or_default();
+        all.add(faults);
+        if faults.total() > *most {
+            (*most, *caller) = (faults.total(), frame.caller);
+        }
+    }
+    let mut sites: Vec<_> = by_place
+        .into_iter()
+        .map(|((function, line), (faults, _, caller))| Site {
+            function: stacks.functions[function as usize].clone(),
+            line,
+            caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
+            faults,
+            nanoseconds: times.of(&faults),
+            change: change(&faults, findings, costs),
+        })
+        .collect();
+    let order = |site: &Site| (site.label(), site.line);
+    sites.sort_by(|a, b| {
+        b.nanoseconds.total_cmp(&a.nanoseconds).then_with(|| order(a).cmp(&order(b)))
+    });
+    sites
+}
+
+/// Returns the change at a call site with these faults that saves the most, if a change saves time.
+fn change(faults: &StackFaults, findings: &Findings, costs: &Costs) -> Option<Change> {
+    let touch = touch_time(findings, costs);
+    let pages = f64::from(1u32 << LARGEST);
+    let single = findings.single();
+    let huge = touch - costs.folio(LARGEST).0 / pages;
+    let huge = if findings.sizes.mode(LARGEST) == Mode::Madvise { huge } else { 0.0 };
+    let shared = costs.shared() - costs.shared_huge().0 / pages;
+    let changes = [
+        (
+            faults.again as f64 * touch,
+            "keep the memory instead of freeing it to the kernel: reuse the block, or a setting of \
+             the allocator that keeps memory",
+        ),
+        (faults.in_huge as f64 * huge, "madvise(MADV_HUGEPAGE) on this memory"),
+        (
+            faults.in_mapping as f64 * single * (costs.page - costs.populated),
+            "MAP_POPULATE at this mapping, or madvise(MADV_POPULATE_WRITE) on the part that will \
+             be used",
+        ),
+        (
+            faults.shared as f64 * shared,
+            "huge pages for this shared memory: madvise(MADV_HUGEPAGE) with shmem_enabled=advise",
+        ),
+        (
+            faults.file as f64 * costs.quiet.exception(),
+            "madvise(MADV_POPULATE_READ) on the part of the file that will be used",
+        ),
+    ];
+    let most = changes.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+    let (saving, action) = most.filter(|(saving, _)| *saving > 0.0)?;
+    Some(Change { action, saving })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{findings, sizes};
+    use super::*;
+    use faultless_trace::event::Frame;
+
+    /// Returns three stacks: `load` in line 7 by `memset`, the same in line 9, and `main`.
+    fn stacks() -> Stacks {
+        let function = |name: &str| Function {
+            name: name.into(),
+            module: "program".into(),
+            file: "a.c".into(),
+        };
+        let frame = |caller, function, line| Frame { caller: StackId::new(caller), function, line };
+        Stacks {
+            functions: ["main", "load", "memset"].map(function).to_vec(),
+            frames: vec![frame(0, 0, 3), frame(1, 1, 7), frame(2, 2, 0), frame(1, 1, 9)],
+        }
+    }
+
+    #[test]
+    fn sites_are_sorted_by_time_and_have_a_change() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let none = StackFaults::default();
+        let zeroed = |zeroed| StackFaults { zeroed, ..none };
+        findings.census.stacks = [
+            (1, StackFaults { copies: 30, ..none }),
+            (2, StackFaults { in_mapping: 10, ..zeroed(10) }),
+            (3, StackFaults { in_mapping: 100, ..zeroed(100) }),
+            (4, StackFaults { again: 50, ..zeroed(60) }),
+        ]
+        .map(|(stack, faults)| (StackId::new(stack), faults))
+        .into();
+        let costs = costs();
+        let sites = sites(&findings, &costs, &stacks());
+        let labels: Vec<_> = sites.iter().map(Site::label).collect();
+        assert_eq!(
+            labels,
+            ["load a.c:7 (program)", "load a.c:9 (program)", "main a.c:3 (program)"]
+        );
+        let touch = touch_time(&findings, &costs);
+        assert_eq!(sites[0].nanoseconds, 110.0 * touch);
+        assert_eq!(sites[0].bytes(), 110 * PAGE_SIZE);
+        assert_eq!(sites[0].caller.as_ref().map(Function::label), Some("main"));
+        let change = sites[0].change.expect("a mapping");
+        assert!(change.action.contains("MAP_POPULATE"), "{change:?}");
+        assert_eq!(change.saving, 110.0 * findings.single() * 1000.0);
+        let change = sites[1].change.expect("freed memory");
+        assert!(change.action.contains("keep the memory"), "{change:?}");
+        assert_eq!(change.saving, 50.0 * touch);
+        // No setting avoids a copy after a fork.
+        assert_eq!((sites[2].change, sites[2].nanoseconds), (None, 30.0 * costs.copied()));
+    }
+
+    #[test]
+    fn huge_pages_are_a_change_if_the_host_permits_requests() {
+        let faults = StackFaults { zeroed: 512, in_huge: 512, ..StackFaults::default() };
+        let of = |mode| change(&faults, &findings("python", sizes(mode)), &costs());
+        let got = of(Mode::Madvise).expect("permitted");
+        assert!(got.action.contains("MADV_HUGEPAGE") && got.saving > 512.0 * 1000.0, "{got:?}");
+        assert_eq!(of(Mode::Never), None);
+    }
+}

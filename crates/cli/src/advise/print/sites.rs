@@ -1,0 +1,85 @@
+//! The call sites with the largest cost.
+
+use crate::error::CliError;
+use crate::report::{Style, table};
+use faultless_analysis::advise::answer::{Answer, SITES};
+use faultless_analysis::advise::item::size;
+use faultless_analysis::advise::sites::Site;
+use faultless_analysis::number::{fixed, grouped};
+use std::io::Write;
+
+/// The columns of a label. Names of templates and closures are longer.
+const COLUMNS: usize = 56;
+
+/// Prints the call sites, each with the change that saves the most.
+pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
+    let sites = &answer.sites;
+    if sites.is_empty() {
+        return Ok(());
+    }
+    let all: f64 = sites.iter().map(|site| site.nanoseconds).sum();
+    let head = ["call site", "predicted time", "of all", "faults", "memory"].map(str::to_owned);
+    let mut table = table::numbers(&head, style);
+    let shown = &sites[..sites.len().min(SITES)];
+    for (number, site) in (1..).zip(shown) {
+        let cells = [
+            format!("{number}. {}", short(&site.label())),
+            format!("{} s", fixed(site.nanoseconds / 1e9, 3)),
+            format!("{} %", fixed(100.0 * site.nanoseconds / all.max(1.0), 1)),
+            grouped(site.faults.total()),
+            size(site.bytes()),
+        ];
+        table::row(&mut table, cells);
+    }
+    writeln!(out, "\n{table}\n")?;
+    for (number, site) in (1..).zip(shown) {
+        writeln!(out, " {number}. {}", described(site))?;
+    }
+    if sites.len() > shown.len() {
+        let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults.total()).sum();
+        let count = grouped((sites.len() - shown.len()) as u64);
+        writeln!(out, " {count} further call sites have {} faults.", grouped(rest))?;
+    }
+    Ok(())
+}
+
+/// Describes the caller of `site`, and the change that saves the most.
+fn described(site: &Site) -> String {
+    let caller = match &site.caller {
+        Some(caller) => format!("called by {}: ", short(caller.label())),
+        None => String::new(),
+    };
+    let change = match site.change {
+        Some(change) => {
+            format!("{} (predicted to save {} s)", change.action, fixed(change.saving / 1e9, 3))
+        }
+        None => "no setting helps here".to_owned(),
+    };
+    format!("{caller}{change}")
+}
+
+/// Returns `label`, shortened in its middle: the beginning has the name, and the end the source
+/// line.
+fn short(label: &str) -> String {
+    let count = label.chars().count();
+    if count <= COLUMNS {
+        return label.to_owned();
+    }
+    let end = COLUMNS / 2;
+    let start = COLUMNS - end - 1;
+    label.chars().take(start).chain(['…']).chain(label.chars().skip(count - end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_label_keeps_its_beginning_and_its_end() {
+        assert_eq!(short("load a.c:7"), "load a.c:7");
+        let long = format!("begin{}end.rs:7", "x".repeat(100));
+        let got = short(&long);
+        assert_eq!(got.chars().count(), COLUMNS);
+        assert!(got.starts_with("beginx") && got.contains('…') && got.ends_with("end.rs:7"));
+    }
+}
