@@ -136,7 +136,7 @@ pub(crate) fn find(
 }
 
 /// Returns the file `path` as the process `pid` sees it, if the file exists.
-fn file(pid: i32, path: &Path, source: &Source) -> Option<PathBuf> {
+pub(crate) fn file(pid: i32, path: &Path, source: &Source) -> Option<PathBuf> {
     let root = || PathBuf::from(format!("/proc/{pid}/root"));
     let below = path.strip_prefix("/").ok();
     let inside = below.filter(|_| source.running).map(|below| root().join(below));
@@ -155,7 +155,7 @@ fn is_other(file: &Path, recorded: Option<&Vec<u8>>) -> bool {
 }
 
 /// Calls `read`, which reads a file that may be damaged by an external crate. A panic has no result.
-fn guarded<T>(read: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn guarded<T>(read: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(read)).ok()
 }
 

@@ -114,7 +114,7 @@ fn allocates(function: &Function) -> bool {
 /// Returns the index of the call site among the `frames` of a stack, the innermost first: the first
 /// frame outside allocators. Functions of the Python interpreter are part of the Python function
 /// that they execute, if the stack has its name. A stack of allocator frames alone has its outermost
-/// frame as the call site; `None` for an empty stack.
+/// named frame as the call site; `None` for an empty stack.
 pub fn site(frames: &[&Function]) -> Option<usize> {
     let python = frames.iter().position(|function| function.name.starts_with(PYTHON));
     let interpreter = |function: &Function| {
@@ -126,9 +126,11 @@ pub fn site(frames: &[&Function]) -> Option<usize> {
         return Some(python);
     }
     let known = |function: &&Function| !function.name.is_empty() && !allocates(function);
-    let outside = |function: &&Function| !allocates(function);
+    // Code in memory without a name is a sign of a program without frame pointers.
+    let outside = |function: &&Function| !allocates(function) && !function.module.starts_with('[');
+    let named = |function: &&Function| !function.name.is_empty();
     let first = frames.iter().position(known).or_else(|| frames.iter().position(outside));
-    first.or(frames.len().checked_sub(1))
+    first.or_else(|| frames.iter().rposition(named)).or(frames.len().checked_sub(1))
 }
 
 #[cfg(test)]
@@ -157,6 +159,7 @@ mod tests {
             // A frame without a name is no better than its caller.
             (&["", "main"], Some(1)),
             (&["", "malloc"], Some(0)),
+            (&["malloc", "calloc", "@[memory]"], Some(1)),
             (&[], None),
         ] {
             assert_eq!(chosen(names), want, "{names:?}");

@@ -6,8 +6,10 @@
 //! (code of a just-in-time compiler). Chains that share their outer frames share the nodes of one
 //! tree. The [symbols] of the places are read once, after the last record.
 
+use super::unwind::Unwind;
 use crate::event::{Frame, Function, MAX_FRAMES, MAX_FUNCTIONS, StackId, Stacks};
 use crate::symbols::{self, Module, Place, Source};
+use linux_perf_data::linux_perf_event_reader::SampleRecord;
 use rangemap::RangeMap;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -34,15 +36,25 @@ pub(super) struct Chains {
     frame_of: HashMap<(StackId, u32), StackId>,
     /// Whether chains have frames beyond the limit, which are omitted.
     cut: bool,
+    /// The unwind tables, if samples have copies of the stack.
+    unwind: Option<Unwind>,
 }
 
 impl Chains {
+    /// Creates the chains of a recording. With `unwind`, samples have copies of the stack.
+    pub fn new(unwind: Option<Unwind>) -> Self {
+        Self { unwind, ..Self::default() }
+    }
+
     /// Adds a mapping of `len` bytes of the process `pid` from `start` on, which maps the file `path`
     /// from the byte `offset` on.
     pub fn map(&mut self, pid: i32, start: u64, len: u64, offset: u64, path: &[u8]) {
         let Some(end) = start.checked_add(len).filter(|end| *end > start) else { return };
         let module = Module::of(pid, path);
         // Code in memory keeps its address.
+        if let Some(unwind) = &mut self.unwind {
+            unwind.map(pid, start, len, offset, &module);
+        }
         let base = if module.is_memory() { 0 } else { offset.wrapping_sub(start) };
         let module = self.module(module);
         let code = self.code.entry(pid).or_default();
@@ -54,15 +66,34 @@ impl Chains {
         if let Some(code) = self.code.get(&parent).cloned() {
             self.code.insert(child, code);
         }
+        if let Some(unwind) = &mut self.unwind {
+            unwind.fork(parent, child);
+        }
     }
 
     /// Removes the mappings of the process `pid`, which executes another program.
     pub fn exec(&mut self, pid: i32) {
         self.code.remove(&pid);
+        if let Some(unwind) = &mut self.unwind {
+            unwind.exec(pid);
+        }
     }
 
-    /// Adds a chain of addresses, the innermost first, of the process `pid`.
-    pub fn add(&mut self, pid: i32, chain: impl Iterator<Item = u64>) -> StackId {
+    /// Adds the call stack of a sample of the process `pid`; `None` for a sample without a stack.
+    pub fn sample(&mut self, pid: i32, sample: &SampleRecord<'_>) -> Option<StackId> {
+        if let (Some(unwind), Some(regs), Some((stack, len))) =
+            (&mut self.unwind, &sample.user_regs, sample.user_stack)
+        {
+            let stack = stack.get(0..(len as usize).min(stack.len())).unwrap_or(stack);
+            let chain = unwind.chain(pid, regs, stack);
+            return Some(self.stack(pid, &chain));
+        }
+        let chain = sample.callchain?;
+        Some(self.add(pid, (0..chain.len()).filter_map(|at| chain.get(at))))
+    }
+
+    /// Adds a chain of addresses with markers, the innermost first, of the process `pid`.
+    fn add(&mut self, pid: i32, chain: impl Iterator<Item = u64>) -> StackId {
         let mut user = false;
         let mut addresses = Vec::new();
         for address in chain {
@@ -73,9 +104,14 @@ impl Chains {
                 addresses.push(address - u64::from(!addresses.is_empty() && address > 0));
             }
         }
+        self.stack(pid, &addresses)
+    }
+
+    /// Returns the stack of the instructions at `addresses`, the innermost first.
+    fn stack(&mut self, pid: i32, addresses: &[u64]) -> StackId {
         let mut stack = StackId::NONE;
-        for address in addresses.into_iter().rev() {
-            let place = self.place(pid, address);
+        for address in addresses.iter().rev() {
+            let place = self.place(pid, *address);
             let Some(inner) = self.frame(stack, place) else { break };
             stack = inner;
         }

@@ -19,6 +19,7 @@
 
 use super::chains::Chains;
 use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
+use super::unwind::Unwind;
 use super::{Running, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
@@ -28,7 +29,7 @@ use crate::symbols::Source;
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
     AttrFlags, CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType,
-    SampleRecord,
+    SampleFormat, SampleRecord,
 };
 use linux_perf_data::{Feature, PerfFile};
 use std::collections::{HashMap, HashSet};
@@ -125,6 +126,10 @@ impl<'a> Import<'a> {
                 recorded.remove(bit);
             }
         }
+        let copies = attrs.iter().any(|attr| {
+            let format = attr.attr.sample_format;
+            format.contains(SampleFormat::STACK_USER | SampleFormat::REGS_USER)
+        });
         let version = text(file.perf_version());
         let header = Header {
             made: format!("perf record, perf {version}").trim_end_matches([',', ' ']).to_owned(),
@@ -157,7 +162,7 @@ impl<'a> Import<'a> {
             lost: [0; 2],
             throttled: 0,
             guests: 0,
-            chains: Chains::default(),
+            chains: Chains::new(copies.then(|| Unwind::new(running.is_some()))),
             build_ids: build_ids(file),
         })
     }
@@ -499,9 +504,9 @@ impl<'a> Import<'a> {
 
     /// Returns the call stack of a fault of the process `pid`.
     fn stack(&mut self, pid: i32, sample: &SampleRecord<'_>) -> StackId {
-        let Some(chain) = sample.callchain else { return StackId::NONE };
+        let Some(stack) = self.chains.sample(pid, sample) else { return StackId::NONE };
         self.header.recorded |= Recorded::STACKS;
-        self.chains.add(pid, (0..chain.len()).filter_map(|at| chain.get(at)))
+        stack
     }
 
     fn enter(&mut self, thread: u32, call: Call, args: [u64; 6]) {

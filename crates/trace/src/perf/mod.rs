@@ -2,7 +2,7 @@
 //!
 //! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
 //! allocate without bound, so that errors can name an offset; `packed` decompresses records;
-//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks; `roles` determines the meaning of each
+//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and `unwind` unwinds copies of stacks; `roles` determines the meaning of each
 //! perf event; `import` converts the sorted records to a [`Trace`], and `initial` adds the state of
 //! processes that ran before the recording. The `linux-perf-data` crate sorts and decodes the
 //! records.
@@ -22,6 +22,7 @@ mod initial;
 mod packed;
 mod roles;
 mod scan;
+mod unwind;
 
 use crate::error::{Error, Place};
 use crate::event::Trace;

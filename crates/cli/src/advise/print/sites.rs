@@ -8,6 +8,8 @@ use faultless_analysis::advise::sites::Site;
 use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
+/// The share of the time of all call sites below which a call site has no row.
+const LEAST: f64 = 0.005;
 /// The columns of a label. Names of templates and closures are longer.
 const COLUMNS: usize = 56;
 
@@ -20,7 +22,8 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
     let all: f64 = sites.iter().map(|site| site.nanoseconds).sum();
     let head = ["call site", "predicted time", "of all", "faults", "memory"].map(str::to_owned);
     let mut table = table::numbers(&head, style);
-    let shown = &sites[..sites.len().min(SITES)];
+    let large = |site: &&Site| site.nanoseconds >= LEAST * all;
+    let shown = &sites[..sites.iter().take(SITES).filter(large).count().max(1)];
     for (number, site) in (1..).zip(shown) {
         let cells = [
             format!("{number}. {}", short(&site.label())),
