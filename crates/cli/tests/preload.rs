@@ -75,7 +75,8 @@ static long huge(unsigned long address) {
     while (fgets(line, sizeof line, file)) {
         if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
             within = start <= address && address < end;
-        if (within && (!strncmp(line, "AnonHugePages:", 14) || !strncmp(line, "FilePmdMapped:", 14)))
+        if (within && (!strncmp(line, "AnonHugePages:", 14) || !strncmp(line, "FilePmdMapped:", 14)
+                       || !strncmp(line, "ShmemPmdMapped:", 15)))
             kib += atol(strchr(line, ':') + 1);
     }
     fclose(file);
