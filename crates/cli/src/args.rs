@@ -125,13 +125,15 @@ pub enum Command {
     ///
     /// The advice is named by --apply, or comes from a file of `advise --save`; both combine.
     /// Environment variables are set, lists such as GLIBC_TUNABLES are joined with their present
-    /// values, huge pages are switched off by prctl, and a preloaded library populates mappings.
+    /// values, huge pages are switched off by prctl, and a preloaded library populates memory early
+    /// and moves program text to huge pages.
     /// The command becomes the program (exec), so its process, signals, terminal and exit status
     /// are the program's. The exit status is 2 if the program does not exist or cannot be executed.
     ///
     /// Settings of the whole system are never changed: their commands are printed on standard
-    /// error. A warning is printed if an advice has no effect on the program, such as the preloaded
-    /// library on a static program. The library is kept in $XDG_CACHE_HOME/faultless.
+    /// error. An advice that needs the library is refused for static, setuid and foreign programs,
+    /// and a warning is printed for other advice without an effect. The library is kept in
+    /// $XDG_CACHE_HOME/faultless.
     Run(RunArgs),
     /// Run a static Linux program on the bare machine, in QEMU
     ///

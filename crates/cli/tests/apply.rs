@@ -376,7 +376,7 @@ fn printed_drop_in_is_accepted_by_systemd() {
 }
 
 #[test]
-fn programs_without_an_effect_get_a_warning() {
+fn programs_without_the_library_are_refused_with_the_advice_that_applies() {
     let place = Place::new();
     let source = "int main() { return 5; }";
     let fixed = place.compile("gcc", "static", source, &["-static"]);
@@ -385,22 +385,35 @@ fn programs_without_an_effect_get_a_warning() {
         assert_eq!(ran.code, Some(5), "{program}: {}", ran.err);
         ran.err
     };
-    let err = warnings(&fixed);
-    let expected =
-        format!("faultless: warning: populate on {fixed}: the program is linked statically");
-    assert!(err.contains(&expected) && !err.contains("malloc-thp"), "{err}");
+    let refused = |program: &str, advice: &str| {
+        let error = place.ran(&["--apply", advice, "--", program]).fails(2);
+        assert!(error.contains(&format!(" cannot be applied to {program}: ")), "{error}");
+        error
+    };
+    let err = refused(&fixed, "populate,malloc-thp,huge-text");
+    for expected in [
+        "populate, huge-text cannot be applied",
+        "the program is linked statically: no library can be preloaded",
+        "this advice applies without the library: malloc-thp",
+    ] {
+        assert!(err.contains(expected), "no {expected:?} in {err}");
+    }
+    assert!(refused(&fixed, "prefault-ahead").contains("no part that applies"));
+    assert_eq!(place.ran(&["--apply", "malloc-thp", "--", &fixed]).code, Some(5));
     // A script counts as its interpreter.
     let script = place.text("script");
     fs::write(&script, format!("#!{fixed}\n")).expect("written");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("ours");
-    assert!(warnings(&script).contains("linked statically"));
+    assert!(refused(&script, "populate").contains("linked statically"));
     let dynamic = place.compile("gcc", "dynamic", source, &[]);
     assert_eq!(warnings(&dynamic), "");
     if chown(&dynamic, Some(12_345), None).is_ok() {
         fs::set_permissions(&dynamic, fs::Permissions::from_mode(0o4755)).expect("ours");
-        let err = warnings(&dynamic);
+        let err = refused(&dynamic, "no-thp,malloc-thp,populate");
         assert!(err.contains("the loader ignores LD_PRELOAD"), "{err}");
-        assert!(err.contains("glibc ignores settings of malloc"), "{err}");
+        assert!(err.ends_with("without the library: no-thp\n"), "glibc ignores the other: {err}");
+        let ran = place.ran(&["--apply", "malloc-thp", "--", &dynamic]);
+        assert!(ran.err.contains("glibc ignores settings of malloc"), "{}", ran.err);
     }
     if installed("musl-gcc") {
         let err = warnings(&place.compile("musl-gcc", "musl", source, &[]));
@@ -458,7 +471,7 @@ fn program_with_another_allocator_gets_only_its_blocks() {
     let directory = place.0.path().display();
     let rpath = format!("-Wl,-rpath,{directory}");
     let program = place.compile("gcc", "program", source, &[&library, &rpath]);
-    for populate in ["populate=64K", "populate=1M"] {
+    for populate in ["populate=64K", "populate=1M", "prefault-ahead,huge-text"] {
         let ran = place.ran(&["--apply", populate, "--", &program]);
         assert_eq!((ran.code, &*ran.err), (Some(5), ""));
     }
@@ -534,7 +547,7 @@ fn saved_advice_of_a_recording_is_applied() {
             Apply::Sysfs(file, value) => {
                 assert!(err.contains(&format!("echo {value} > {}", file.display())), "{err}");
             }
-            Apply::WithoutThp | Apply::HugeText(_) | Apply::Nothing => {}
+            Apply::WithoutThp | Apply::PrefaultAhead(_) | Apply::HugeText(_) | Apply::Nothing => {}
         }
     }
 }

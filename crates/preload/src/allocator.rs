@@ -1,12 +1,12 @@
 //! Hooks of `malloc` and its relatives.
 //!
-//! A block is populated only if the allocator makes a mapping for it: blocks of a heap, which the
-//! allocator reuses, are skipped. Blocks of an allocator in another library are skipped, too: the
-//! hook of `mmap` sees the mappings of such an allocator.
+//! The operations get a block only if the allocator makes a mapping for it: blocks of a heap, which
+//! the allocator reuses, are skipped. Blocks of an allocator in another library are skipped, too:
+//! the hook of `mmap` sees the mappings of such an allocator.
 
 use crate::next::{Allocator, Next, allocator};
-use crate::symbols::{self, Calloc, Malloc, Realloc};
-use crate::{errno, populate};
+use crate::symbols::{self, Calloc, Free, Malloc, Realloc};
+use crate::{ahead, blocks, errno};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use core::ptr;
@@ -20,16 +20,25 @@ const ENOMEM: c_int = 12;
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
 static REALLOC: Next = Next::new(c"realloc");
+static FREE: Next = Next::new(c"free");
 static MEMALIGN: Next = Next::new(c"memalign");
 static ALIGNED_ALLOC: Next = Next::new(c"aligned_alloc");
 
-/// Populates a new block if the allocator has made a mapping for the block.
+/// Passes a new block to the operations if the allocator has made a mapping for the block.
 #[inline]
 fn made(block: *mut c_void, bytes: usize) -> *mut c_void {
-    if !block.is_null() && bytes >= populate::from() && mapped(block, bytes) {
-        populate::block(block as usize, bytes);
+    if !block.is_null() && bytes >= blocks::smallest() && mapped(block, bytes) {
+        blocks::made(block as usize, bytes);
     }
     block
+}
+
+/// Ends the operations on a block that the allocator frees or moves.
+#[inline]
+fn freed(block: *mut c_void) {
+    if !block.is_null() && ahead::is_watching() && mapped(block, usize::MAX) {
+        ahead::forget_block(block as usize);
+    }
 }
 
 /// Returns whether the block has a separate mapping.
@@ -74,6 +83,12 @@ pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
 /// C's `calloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    // musl's `calloc` reads all pages of a block if `malloc` has a hook. A new mapping is zero.
+    if let Some(all @ MAPPED_BY_MUSL..) = count.checked_mul(bytes)
+        && allocator() == Allocator::Musl
+    {
+        return malloc(all);
+    }
     match original!(libc_calloc, CALLOC, Calloc) {
         // SAFETY: the original function, with the same meaning.
         Some(original) => made(unsafe { original(count, bytes) }, count.wrapping_mul(bytes)),
@@ -107,10 +122,32 @@ pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
 /// The block was allocated by this library's functions, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    freed(block);
     match original!(libc_realloc, REALLOC, Realloc) {
         // SAFETY: the original function, with the same meaning; by the contract, the block is
         // valid.
         Some(original) => made(unsafe { original(block, bytes) }, bytes),
         None => missing(),
+    }
+}
+
+/// C's `free`.
+///
+/// # Safety
+/// The block was allocated by this library's functions, and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    freed(block);
+    if let Some(original) = original!(libc_free, FREE, Free) {
+        // SAFETY: the original function, with the same meaning; by the contract, the block is
+        // valid.
+        unsafe { original(block) };
+    }
+}
+
+/// Finds the functions of the next library. At the start the program has one thread.
+pub fn find_next() {
+    for next in [&MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &ALIGNED_ALLOC] {
+        next.address();
     }
 }

@@ -1,4 +1,5 @@
-//! For `LD_PRELOAD`: populates a program's large blocks of memory when they are made.
+//! For `LD_PRELOAD`: populates a program's large blocks of memory before their use, and moves the
+//! program's text to huge pages.
 //!
 //! One file serves programs of glibc and of musl. The library depends on no other library, and
 //! has no undefined symbol that one of the two lacks: symbols of the C library are weak
@@ -8,6 +9,7 @@
 //! | variable | operation | module |
 //! |---|---|---|
 //! | `FAULTLESS_POPULATE=BYTES` | populates new blocks of this size and more | [`populate`] |
+//! | `FAULTLESS_PREFAULT_AHEAD=BYTES` | populates large blocks ahead of a program that touches pages in order | [`ahead`] |
 //! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start | [`text`] |
 //!
 //! The hooks of the program's calls are in [`allocator`] and [`mapping`]. A hook calls the original
@@ -16,9 +18,12 @@
 
 #![no_std]
 
+pub mod ahead;
 pub mod allocator;
+pub mod blocks;
 pub mod environment;
 pub mod errno;
+pub mod helper;
 pub mod mapping;
 pub mod maps;
 pub mod next;
@@ -28,7 +33,21 @@ pub mod start;
 pub mod symbols;
 pub mod syscall;
 pub mod text;
+pub mod thread;
 pub mod version;
+
+// Tables of `core` for unwinding name this function, which code without unwinding never calls. The
+// symbol is hidden: a program with Rust's standard library in a shared object needs its own.
+#[cfg(not(test))]
+core::arch::global_asm!(
+    ".pushsection .text.rust_eh_personality,\"ax\",%progbits",
+    ".globl rust_eh_personality",
+    ".hidden rust_eh_personality",
+    ".type rust_eh_personality,%function",
+    "rust_eh_personality:",
+    ".quad 0",
+    ".popsection",
+);
 
 /// Ends the process by `SIGABRT`. The library contains no code that panics intentionally.
 #[cfg(not(test))]

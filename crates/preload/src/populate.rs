@@ -21,17 +21,10 @@ pub fn from() -> usize {
     FROM.get()
 }
 
-/// Populates the whole pages of a new block, if it is large. Skips a block whose last page is
-/// already resident, because `realloc` has kept it: checking all pages takes time, too.
-#[inline]
-pub fn block(start: usize, bytes: usize) {
-    if bytes >= from() {
-        populate(start, bytes);
-    }
-}
-
+/// Populates the whole pages of a new block. Skips a block whose last page is already resident,
+/// because `realloc` has kept it: checking all pages takes time, too.
 #[cold]
-fn populate(start: usize, bytes: usize) {
+pub fn block(start: usize, bytes: usize) {
     let (begin, end) = page::whole(start, bytes);
     let page = page::size();
     if begin == end {

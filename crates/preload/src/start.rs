@@ -1,6 +1,6 @@
 //! The start of the library, before the program's `main`.
 
-use crate::{environment, symbols, text};
+use crate::{ahead, allocator, environment, mapping, symbols, text};
 use core::ffi::{c_char, c_int};
 
 /// The loader calls this function after it has loaded the program and the program's libraries.
@@ -11,6 +11,9 @@ static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
 /// glibc's loader passes the environment, and can call this function before its C library has set
 /// `environ`. musl passes no arguments, and sets `environ` first.
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    allocator::find_next();
+    mapping::find_next();
+    ahead::start();
     let environment = symbols::environment().unwrap_or(environment);
     // SAFETY: the list of the C library, or of the loader, before the program starts.
     match unsafe { environment::find(environment, b"FAULTLESS_HUGE_TEXT=") } {

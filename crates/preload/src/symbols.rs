@@ -14,8 +14,9 @@ global_asm!(
     ".hidden faultless_symbols",
     ".type faultless_symbols,%object",
     "faultless_symbols:",
-    ".irp name,__libc_malloc,__libc_calloc,__libc_memalign,__libc_realloc,__errno_location,environ,\
-     dl_iterate_phdr,getauxval",
+    ".irp name,__libc_malloc,__libc_calloc,__libc_memalign,__libc_realloc,__libc_free,\
+     __errno_location,environ,dl_iterate_phdr,getauxval,pthread_create,pthread_attr_init,\
+     pthread_attr_setstacksize,pthread_attr_setdetachstate,pthread_sigmask",
     ".weak \\name",
     ".quad \\name",
     ".endr",
@@ -30,10 +31,16 @@ struct Table {
     calloc: usize,
     memalign: usize,
     realloc: usize,
+    free: usize,
     errno: usize,
     environ: usize,
     dl_iterate_phdr: usize,
     getauxval: usize,
+    pthread_create: usize,
+    pthread_attr_init: usize,
+    pthread_attr_setstacksize: usize,
+    pthread_attr_setdetachstate: usize,
+    pthread_sigmask: usize,
 }
 
 unsafe extern "C" {
@@ -59,6 +66,17 @@ pub type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 pub type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 /// C's `realloc`.
 pub type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+/// C's `free`.
+pub type Free = unsafe extern "C" fn(*mut c_void);
+/// The attributes of a thread. C's type is smaller.
+pub type ThreadAttributes = [u64; 16];
+/// A set of signals.
+pub type Signals = [u64; 16];
+/// The start of a thread.
+pub type ThreadStart = extern "C" fn(*mut c_void) -> *mut c_void;
+/// C's `pthread_create`.
+pub type ThreadCreate =
+    unsafe extern "C" fn(&mut usize, &ThreadAttributes, ThreadStart, *mut c_void) -> c_int;
 /// A visitor of loaded objects.
 pub type Visitor<T> = unsafe extern "C" fn(&Object, usize, &mut T) -> c_int;
 
@@ -107,6 +125,20 @@ symbols! {
     libc_memalign: Calloc = memalign;
     /// glibc's `realloc`.
     libc_realloc: Realloc = realloc;
+    /// glibc's `free`.
+    libc_free: Free = free;
+    /// Creates a thread. Older versions of glibc have this function only in some programs.
+    thread_create: ThreadCreate = pthread_create;
+    /// Sets the attributes of a thread to the defaults.
+    attributes_init: unsafe extern "C" fn(&mut ThreadAttributes) -> c_int = pthread_attr_init;
+    /// Sets the size of a thread's stack.
+    attributes_set_stack: unsafe extern "C" fn(&mut ThreadAttributes, usize) -> c_int =
+        pthread_attr_setstacksize;
+    /// Sets whether a thread is detached.
+    attributes_set_detached: unsafe extern "C" fn(&mut ThreadAttributes, c_int) -> c_int =
+        pthread_attr_setdetachstate;
+    /// Changes the blocked signals of the calling thread.
+    thread_signals: unsafe extern "C" fn(c_int, &Signals, &mut Signals) -> c_int = pthread_sigmask;
     /// The address of the calling thread's `errno`.
     errno_location: unsafe extern "C" fn() -> *mut c_int = errno;
     /// The value of an entry of the auxiliary vector.

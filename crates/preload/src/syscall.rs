@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 use core::ffi::{CStr, c_int, c_void};
+use core::sync::atomic::AtomicU32;
 
 /// The numbers of the calls.
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +16,7 @@ mod number {
     pub const MREMAP: usize = 25;
     pub const MADVISE: usize = 28;
     pub const MINCORE: usize = 27;
+    pub const FUTEX: usize = 202;
     pub const GETPID: usize = 39;
     pub const KILL: usize = 62;
     pub const PRCTL: usize = 157;
@@ -34,6 +36,7 @@ mod number {
     pub const MPROTECT: usize = 226;
     pub const MADVISE: usize = 233;
     pub const MINCORE: usize = 232;
+    pub const FUTEX: usize = 98;
     pub const GETPID: usize = 172;
     pub const KILL: usize = 129;
     pub const EXIT_GROUP: usize = 94;
@@ -215,6 +218,27 @@ pub fn read_words(file: c_int, words: &mut [u64], offset: usize) -> Result<usize
     let (start, len) = (words.as_mut_ptr() as usize, size_of_val(words));
     // SAFETY: the kernel writes into the words.
     checked(unsafe { call(number::PREAD, [file as usize, start, len, offset, 0, 0]) })
+}
+
+/// Waits until another thread calls [`wake`] for the word, for `microseconds`, or until a signal.
+/// Returns at once if the word has another value than `value`.
+pub fn wait(word: &AtomicU32, value: u32, microseconds: u64) {
+    const WAIT: usize = 128;
+    let time = [microseconds / 1_000_000, microseconds % 1_000_000 * 1000];
+    // SAFETY: the kernel reads the word and the time.
+    unsafe {
+        call(
+            number::FUTEX,
+            [word.as_ptr() as usize, WAIT, value as usize, time.as_ptr() as usize, 0, 0],
+        )
+    };
+}
+
+/// Wakes the thread that waits for the word.
+pub fn wake(word: &AtomicU32) {
+    const WAKE: usize = 129;
+    // SAFETY: the kernel uses the address alone.
+    unsafe { call(number::FUTEX, [word.as_ptr() as usize, WAKE, 1, 0, 0, 0]) };
 }
 
 /// Returns the process identifier.

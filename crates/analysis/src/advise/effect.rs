@@ -47,6 +47,10 @@ impl Effect {
                     given.add(name, preload::BYTES, &bytes.to_string())?;
                     effect.preload.populate = Some(*bytes);
                 }
+                Apply::PrefaultAhead(bytes) => {
+                    given.add(name, preload::AHEAD, &bytes.to_string())?;
+                    effect.preload.ahead = Some(*bytes);
+                }
                 Apply::HugeText(way) => {
                     given.add(name, preload::TEXT, way.word())?;
                     effect.preload.huge_text = Some(*way);
@@ -205,6 +209,7 @@ mod tests {
         for (names, what) in [
             (["malloc-arenas=2", "malloc-arenas=4"], "MALLOC_ARENA_MAX has two values, 2 and 4"),
             (["populate=1M", "populate=2M"], "FAULTLESS_POPULATE has two values"),
+            (["prefault-ahead=1M", "prefault-ahead"], "FAULTLESS_PREFAULT_AHEAD has two values"),
             (["huge-text", "huge-text-collapse"], "FAULTLESS_HUGE_TEXT has two values"),
             (["java-heap=1M", "java-heap=2M"], "-Xms in JAVA_TOOL_OPTIONS has two values"),
         ] {

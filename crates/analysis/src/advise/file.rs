@@ -26,7 +26,8 @@ const HEAD: &str = "\
 ";
 
 /// The keys of an advice, of which each advice has one.
-const WAYS: [&str; 5] = ["thp", "populate_bytes", "huge_text", "environment", "system"];
+const WAYS: [&str; 6] =
+    ["thp", "populate_bytes", "ahead_bytes", "huge_text", "environment", "system"];
 
 /// An advice, with its predicted and measured saving.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,6 +73,8 @@ struct Row {
     thp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     populate_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ahead_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     huge_text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,6 +142,7 @@ impl From<Advice> for Row {
             Apply::Nothing => {}
             Apply::WithoutThp => row.thp = Some(OFF.to_owned()),
             Apply::Populate(bytes) => row.populate_bytes = Some(bytes),
+            Apply::PrefaultAhead(bytes) => row.ahead_bytes = Some(bytes),
             Apply::HugeText(way) => row.huge_text = Some(way.word().to_owned()),
             Apply::Environment(all) => row.environment = Some(all.into_iter().collect()),
             Apply::Sysfs(file, value) => row.system = Some(System { file, value }),
@@ -162,6 +166,7 @@ impl TryFrom<Row> for Advice {
         let ways = [
             row.thp.map(|thp| thp_way(&thp)),
             row.populate_bytes.map(|bytes| Ok(Apply::Populate(positive("populate_bytes", bytes)?))),
+            row.ahead_bytes.map(|bytes| Ok(Apply::PrefaultAhead(positive("ahead_bytes", bytes)?))),
             row.huge_text.map(|word| huge_text_way(&word)),
             row.environment.map(environment_way),
             row.system.map(system_way),
@@ -217,7 +222,7 @@ fn checked_variable((name, value): (&String, &String)) -> Result<(), String> {
     if name == preload::LIBRARIES || preload::VARIABLES.contains(&&**name) {
         return Err(format!(
             "variable {name}: `run` sets it: use one of {}",
-            WAYS[1..3].join(", ")
+            WAYS[1..4].join(", ")
         ));
     }
     if value.contains('\0') {
@@ -258,6 +263,7 @@ mod tests {
         let variables = prop::collection::btree_map("[A-Z][A-Z0-9_]{0,8}", "[^\0]*", 1..4);
         prop_oneof![
             Just(Apply::WithoutThp),
+            (1..=u64::from(u32::MAX)).prop_map(Apply::PrefaultAhead),
             prop::sample::select(&HugeText::ALL).prop_map(Apply::HugeText),
             (1..=u64::from(u32::MAX)).prop_map(Apply::Populate),
             variables.prop_map(|all| Apply::Environment(all.into_iter().collect())),
@@ -328,10 +334,17 @@ MALLOC_TRIM_THRESHOLD_ = \"1099511627776\"
             ("version = 1\nsettings = 1", &["line 2", "unknown field `settings`", "`advice`"]),
             (&format!("{row}mlock = true"), &["line 4", "unknown field `mlock`"]),
             ("version = 1\n[[advice]]\nthp = \"off\"", &["line 2", "missing field `name`"]),
-            (row, &["line 2", "needs one of thp, populate_bytes, huge_text, environment, system"]),
+            (
+                row,
+                &[
+                    "line 2",
+                    "needs one of thp, populate_bytes, ahead_bytes, huge_text, environment",
+                ],
+            ),
             (&format!("{row}thp = \"off\"\npopulate_bytes = 7"), &["needs one of thp"]),
             (&format!("{row}thp = \"on\""), &["use \"off\""]),
             (&format!("{row}populate_bytes = 0"), &["populate_bytes is 0"]),
+            (&format!("{row}ahead_bytes = 0"), &["ahead_bytes is 0"]),
             (&format!("{row}huge_text = \"x\""), &["use \"collapse\" or \"copy\""]),
             (&format!("{row}populate_bytes = -1"), &["line 4", "-1"]),
             (&format!("{row}environment = {{}}"), &["needs a variable"]),

@@ -20,6 +20,9 @@ pub enum Apply {
     WithoutThp,
     /// The preloaded library populates blocks and mappings of at least this number of bytes.
     Populate(u64),
+    /// The preloaded library populates large blocks ahead of their use, by at most this number of
+    /// bytes.
+    PrefaultAhead(u64),
     /// The preloaded library moves the program's text to huge pages at the start.
     HugeText(HugeText),
     /// The item cannot be applied to a run.
@@ -30,6 +33,13 @@ impl Apply {
     /// Returns the way that sets these environment variables.
     pub fn environment<const N: usize>(variables: [(&str, String); N]) -> Self {
         Self::Environment(variables.map(|(name, value)| (name.to_owned(), value)).to_vec())
+    }
+}
+
+impl Apply {
+    /// Returns whether the way needs the preloaded library.
+    pub fn needs_library(&self) -> bool {
+        matches!(self, Self::Populate(_) | Self::PrefaultAhead(_) | Self::HugeText(_))
     }
 }
 

@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{fewer, folio_time, shared_time};
-use super::{allocator, runtime};
+use super::{ahead, allocator, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -14,7 +14,7 @@ use faultless_trace::census::Census;
 use std::path::Path;
 
 /// The share of a mapping's pages that must be used to advise its population.
-const MOSTLY: f64 = 0.9;
+pub(super) const MOSTLY: f64 = 0.9;
 /// The value of a setting of huge pages for all memory.
 const ALWAYS: &str = "always";
 /// Pages of a mapping below which its population is not worth a line.
@@ -22,7 +22,8 @@ const FEW: u64 = 256;
 
 /// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
-    allocator::open(findings).into_iter().chain(runtime::open(findings)).collect()
+    let open = allocator::open(findings).into_iter().chain(ahead::open(findings));
+    open.chain(runtime::open(findings)).collect()
 }
 
 /// Returns all items that apply to the program, the largest saving first.

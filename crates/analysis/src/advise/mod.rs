@@ -7,6 +7,7 @@
 //! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
 //! is applied to pairs of runs ([`trial`]), which gives the measured saving.
 
+pub mod ahead;
 mod allocator;
 pub mod answer;
 pub mod collector;

@@ -3,10 +3,10 @@
 //! The rows of the report and `faultless run --apply` create the same [`Apply`] by the functions of
 //! this file.
 
-use super::collector;
 use super::heap::LARGER_PAD;
 use super::item::Apply;
 use super::preload::HugeText;
+use super::{ahead, collector};
 use crate::suggest;
 use faultless_workload::Kind;
 use std::str::FromStr;
@@ -22,6 +22,9 @@ pub const ARENAS: u64 = 2;
 const LEAST: u64 = 64 << 10;
 /// The size in bytes of the smallest mapping to populate, if the user gives none.
 const POPULATE: u64 = 1 << 20;
+
+/// The distance in bytes of prefault ahead, if the user gives none.
+const AHEAD: u64 = 16 << 20;
 
 /// An advice by its short name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +52,7 @@ struct Row {
 }
 
 /// All short names.
-static ROWS: [Row; 13] = [
+static ROWS: [Row; 14] = [
     Row {
         name: "no-thp",
         value: Value::Without,
@@ -61,6 +64,12 @@ static ROWS: [Row; 13] = [
         value: Value::Optional(Kind::Size, POPULATE),
         meaning: "populate new mappings of this size and more",
         apply: Apply::Populate,
+    },
+    Row {
+        name: "prefault-ahead",
+        value: Value::Optional(Kind::Size, AHEAD),
+        meaning: "populate blocks of 4 MiB and more in order of use, by a second thread",
+        apply: Apply::PrefaultAhead,
     },
     Row {
         name: "huge-text",
@@ -152,11 +161,15 @@ impl Row {
         };
         let wanted = || format!("{name} needs {kind}, as in {name}={example}");
         let value = kind.parse(text.unwrap_or_default()).ok_or_else(wanted)?;
-        if name == "populate" && value < LEAST {
+        if self.name == "populate" && value < LEAST {
             let least = kind.show(LEAST);
             return Err(format!(
                 "smaller mappings are not populated: use populate={least} or more"
             ));
+        }
+        if self.name == "prefault-ahead" && value < ahead::LEAST {
+            let least = kind.show(ahead::LEAST);
+            return Err(format!("the distance is too short: use prefault-ahead={least} or more"));
         }
         Ok(value)
     }
@@ -285,6 +298,7 @@ mod tests {
             ("", "one of no-thp, populate, "),
             ("no-thp=1", "no-thp has no value"),
             ("populate=4K", "use populate=64K or more"),
+            ("prefault-ahead=4K", "use prefault-ahead=256K or more"),
             ("populate=many", "populate needs "),
             ("gogc=0", "a number from 1 to 1000000"),
             ("java-heap", "as in java-heap=256M"),

@@ -91,7 +91,9 @@ impl Program {
     /// of its memory. The processes that the program starts can differ.
     pub fn obstacle(&self, apply: &Apply) -> Option<&'static str> {
         match apply {
-            Apply::Populate(_) => self.not_preloaded().or_else(|| self.hides_blocks()),
+            Apply::Populate(_) | Apply::PrefaultAhead(_) => {
+                self.not_preloaded().or_else(|| self.hides_blocks())
+            }
             Apply::HugeText(_) => self.not_preloaded(),
             Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
                 self.without_glibc()
@@ -103,11 +105,6 @@ impl Program {
     /// Returns whether the preloaded library populates the blocks of the program's allocator.
     pub fn populates(&self) -> bool {
         (self.glibc || self.musl || self.java) && !self.fixed
-    }
-
-    /// Returns whether the loader of the program would fail, or report an error, for the library.
-    pub fn rejects_library(&self) -> bool {
-        self.foreign
     }
 
     /// Returns the reason for which the preloaded library does not see all blocks of the program.
@@ -124,8 +121,9 @@ impl Program {
         }
     }
 
-    /// Returns the reason for which the preloaded library has no effect.
-    fn not_preloaded(&self) -> Option<&'static str> {
+    /// Returns the reason for which the library cannot be preloaded. The loader of a program for
+    /// another machine reports an error.
+    pub fn not_preloaded(&self) -> Option<&'static str> {
         if self.foreign {
             Some("the program is made for another machine than the library")
         } else if self.fixed {
@@ -296,7 +294,7 @@ mod tests {
         }
         let got = compiled("musl-gcc", &[]);
         assert_eq!(got, Program { musl: true, ..Program::default() });
-        assert!(!got.rejects_library());
+        assert_eq!(got.not_preloaded(), None);
         assert_eq!(got.obstacle(&Apply::Populate(1)), None);
         assert!(got.obstacle(&named::malloc_thp()).is_some_and(|why| why.contains("musl")));
     }

@@ -84,9 +84,14 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     if let Some(program) = program.filter(|_| args.print.is_none()) {
         find_program(program).map_err(|error| not_found(program, error))?;
     }
-    let kind = program.map(|program| warned(program, &given)).unwrap_or_default();
-    let preload = effect.preload.any() && !kind.rejects_library();
-    let library = preload.then(|| placed(args.library.as_deref())).transpose()?;
+    if let Some(program) = program {
+        let kind = Program::named(program);
+        if args.print.is_none() {
+            without_library(program, &kind, &given)?;
+        }
+        warn(program, &kind, &given);
+    }
+    let library = effect.preload.any().then(|| placed(args.library.as_deref())).transpose()?;
     if let Some(form) = args.print {
         print::print(form, &effect, &given, library.as_deref(), &args.program)?;
         return Ok(ExitCode::SUCCESS);
@@ -122,10 +127,33 @@ fn given(args: &RunArgs) -> Result<Vec<Given>, CliError> {
     Ok(all)
 }
 
+/// Checks that the library can be preloaded into `program`, if an advice needs the library.
+///
+/// # Errors
+/// The library cannot be preloaded. The error names the advice that applies without the library.
+fn without_library(program: &OsStr, kind: &Program, given: &[Given]) -> Result<(), CliError> {
+    let names =
+        |all: Vec<&Given>| all.into_iter().map(|given| &*given.name).collect::<Vec<_>>().join(", ");
+    let (with, without): (Vec<_>, Vec<_>) =
+        given.iter().partition(|given| given.apply.needs_library());
+    let Some(why) = kind.not_preloaded().filter(|_| !with.is_empty()) else { return Ok(()) };
+    let rest: Vec<_> =
+        without.into_iter().filter(|given| kind.obstacle(&given.apply).is_none()).collect();
+    let rest = if rest.is_empty() {
+        "the given advice has no part that applies without the library".to_owned()
+    } else {
+        format!("this advice applies without the library: {}", names(rest))
+    };
+    Err(CliError::Usage(format!(
+        "{} cannot be applied to {}: {why}; {rest}",
+        names(with),
+        program.display()
+    )))
+}
+
 /// Prints a warning for each advice without an effect on `program`, and for each variable of the
-/// user that is replaced. Returns the kind of the program.
-fn warned(program: &OsStr, given: &[Given]) -> Program {
-    let kind = Program::named(program);
+/// user that is replaced.
+fn warn(program: &OsStr, kind: &Program, given: &[Given]) {
     for Given { name, apply } in given {
         if let Some(why) = kind.obstacle(apply) {
             say!("faultless: warning: {name} on {}: {why}", program.display());
@@ -141,7 +169,6 @@ fn warned(program: &OsStr, given: &[Given]) -> Program {
             }
         }
     }
-    kind
 }
 
 /// Writes the preloaded library, and returns its path.

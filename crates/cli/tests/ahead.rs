@@ -1,0 +1,218 @@
+//! `run --apply prefault-ahead`: blocks are populated ahead of their use, and programs with
+//! threads, fork, exec and signals work as without the library.
+
+mod common;
+
+use common::program::{Place, compilers};
+
+/// The start of each program. `touch` stores to the pages of a range in order, slowly enough for
+/// the helper on a loaded host.
+const TOUCH: &str = r"
+#define MIB (1 << 20)
+static void pause_ms(int ms) { struct timespec t = { 0, ms * 1000000L }; nanosleep(&t, 0); }
+static void touch(char *block, long from, long to) {
+    for (long at = from; at < to; at += 4096) {
+        block[at] = 1;
+        if (at % (64 << 10) == 0) pause_ms(1);
+    }
+}
+/* Waits until the resident memory has reached a limit in MiB, for at most five seconds. */
+static double reaches(double before, double limit) {
+    for (int i = 0; i < 500 && resident() - before < limit; i++) pause_ms(10);
+    return resident() - before;
+}
+";
+
+/// Runs the program of `main` with each C library. The program ends with 5.
+#[track_caller]
+fn ends_with_five(advice: &str, main: &str) {
+    let place = Place::new();
+    for compiler in compilers() {
+        let source = format!("#include <time.h>\n{TOUCH}{main}");
+        let program = place.compile(compiler, compiler, &source, &["-O1", "-pthread"]);
+        let ran = place.run(advice, &[&program]);
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}: {}", ran.out);
+    }
+}
+
+#[test]
+fn pages_in_order_are_populated_ahead_by_a_bounded_distance() {
+    for make in ["malloc(64 * MIB)", "calloc(64, MIB)", "MAP(64 * MIB)", "realloc(0, 64 * MIB)"] {
+        let main = format!(
+            r#"int main(void) {{
+                char *block = {make};
+                double before = resident();
+                touch(block, 0, 16 * MIB);
+                double grown = reaches(before, 18);
+                pause_ms(50);
+                grown = resident() - before;
+                printf("%.1f MiB are resident\n", grown);
+                return grown >= 18 && grown <= 16 + 6 + 1 ? 5 : 1;
+            }}"#
+        );
+        ends_with_five("prefault-ahead=4M", &main);
+    }
+}
+
+#[test]
+fn pages_at_random_places_are_not_populated_ahead() {
+    let main = r#"int main(void) {
+        char *block = malloc(64 * MIB);
+        double before = resident();
+        unsigned place = 1;
+        for (int i = 0; i < 1638; i++) {
+            place = place * 1664525 + 1013904223;
+            block[(place >> 8) % (64 * 256) * 4096L] = 1;
+            if (i % 16 == 0) pause_ms(1);
+        }
+        pause_ms(100);
+        double grown = resident() - before;
+        printf("%.1f MiB are resident\n", grown);
+        return grown > 5 && grown < 7.5 ? 5 : 1;
+    }"#;
+    ends_with_five("prefault-ahead", main);
+}
+
+/// Only the first MiB of each new mapping at the place of a watched block is used.
+#[test]
+fn watch_ends_with_each_change_of_a_block() {
+    for change in [
+        "munmap(block, 64 * MIB); RESERVE",
+        "RESERVE",
+        "mprotect(block, 64 * MIB, PROT_READ); mprotect(block, 64 * MIB, PROT_READ | PROT_WRITE); \
+         madvise(block, 64 * MIB, MADV_DONTNEED)",
+        "madvise(block, 64 * MIB, MADV_DONTNEED)",
+        "char *other = mmap(0, 128 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); \
+         mremap(block, 64 * MIB, 64 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, other); \
+         munmap(other, 128 * MIB); RESERVE",
+    ] {
+        let main = format!(
+            r#"
+            #define RESERVE if (mmap(block, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | \
+                MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != block) return 2
+            int main(void) {{
+                for (int i = 0; i < 3; i++) {{
+                    char *block = MAP(64 * MIB);
+                    touch(block, 0, 1 * MIB);
+                    {change};
+                    double before = resident();
+                    touch(block, 0, 2 * MIB);
+                    pause_ms(100);
+                    double grown = resident() - before;
+                    if (grown > 2.5) {{ printf("%.1f MiB are resident\n", grown); return 1; }}
+                    munmap(block, 64 * MIB);
+                }}
+                return 5;
+            }}"#
+        );
+        ends_with_five("prefault-ahead", &main);
+    }
+}
+
+#[test]
+fn freed_blocks_can_be_used_again_by_many_threads() {
+    let main = r"
+    static void *work(void *number) {
+        for (long i = 0; i < 60; i++) {
+            long bytes = 5 * MIB + i * 100000;
+            char *block = i % 2 ? malloc(bytes) : calloc(1, bytes), mark = (long)number * 3 + i;
+            if (!block) exit(1);
+            for (long at = 0; at < bytes; at += 4096) block[at] = mark;
+            if (i % 3 == 0) block = realloc(block, bytes = 2 * bytes);
+            for (long at = 0; at < 5 * MIB; at += 4096) if (block[at] != mark) exit(2);
+            free(block);
+        }
+        return 0;
+    }
+    int main(void) {
+        pthread_t threads[4];
+        for (long i = 0; i < 4; i++) if (pthread_create(&threads[i], 0, work, (void *)i)) return 3;
+        for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+        return 5;
+    }";
+    ends_with_five("prefault-ahead", main);
+    ends_with_five("populate=1M,prefault-ahead,huge-text", main);
+}
+
+#[test]
+fn forked_children_watch_their_own_blocks() {
+    let main = r"int main(void) {
+        char *block = malloc(64 * MIB);
+        touch(block, 0, 2 * MIB);
+        for (int i = 0; i < 3; i++) {
+            pid_t child = fork();
+            if (!child) {
+                free(block);
+                char *own = malloc(64 * MIB);
+                double before = resident();
+                touch(own, 0, 4 * MIB);
+                _exit(reaches(before, 5) >= 5 ? 5 : 1);
+            }
+            int status;
+            if (waitpid(child, &status, 0) != child || status != 5 << 8) return 2;
+        }
+        double before = resident();
+        touch(block, 2 * MIB, 4 * MIB);
+        return reaches(before, 2.5) >= 2.5 ? 5 : 3;
+    }";
+    ends_with_five("prefault-ahead", main);
+}
+
+#[test]
+fn program_that_executes_itself_keeps_the_advice() {
+    let main = r#"int main(int count, char **words) {
+        char *block = malloc(64 * MIB);
+        double before = resident();
+        touch(block, 0, 4 * MIB);
+        if (reaches(before, 5) < 5) return 1;
+        if (count < 4) return execl("/proc/self/exe", "a", "b", "c", "d", (char *)0);
+        return 5;
+    }"#;
+    ends_with_five("prefault-ahead", main);
+}
+
+/// The helper must not keep a process alive, and must not run handlers of the program.
+#[test]
+fn helper_ends_with_the_last_thread_and_takes_no_signal() {
+    let main = r#"
+    #include <signal.h>
+    #include <sys/syscall.h>
+    static volatile long taken, wrong;
+    static void handler(int number) {
+        taken++;
+        if (syscall(SYS_gettid) != getpid()) wrong++;
+    }
+    static void *last(void *unused) { pause_ms(20); return unused; }
+    int main(int count, char **words) {
+        char *block = malloc(64 * MIB);
+        pthread_t thread;
+        if (count > 1) {
+            touch(block, 0, MIB);
+            pthread_create(&thread, 0, last, 0);
+            pthread_exit(words);
+        }
+        signal(SIGUSR1, handler);
+        touch(block, 0, 2 * MIB);
+        /* The kernel delivers a signal that this thread blocks to a thread that does not. */
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        pthread_sigmask(SIG_BLOCK, &set, 0);
+        kill(getpid(), SIGUSR1);
+        touch(block, 2 * MIB, 4 * MIB);
+        if (taken) return 1;
+        pthread_sigmask(SIG_UNBLOCK, &set, 0);
+        if (wrong || taken != 1) return 4;
+        pid_t child = fork();
+        /* In musl a forked child without exec never ends this way, also without the library. */
+        if (!child) return execl("/proc/self/exe", "a", "b", (char *)0);
+        for (int i = 0; i < 500; i++) {
+            int status;
+            if (waitpid(child, &status, WNOHANG) == child) return status ? 2 : 5;
+            pause_ms(20);
+        }
+        kill(child, SIGKILL);
+        return 3;
+    }"#;
+    ends_with_five("prefault-ahead", main);
+}

@@ -1,0 +1,183 @@
+//! The helper thread of [`ahead`].
+//!
+//! The thread ends if no block is watched for a second, and if the program has ended all its
+//! threads: a process exists until its last thread ends.
+
+use crate::ahead::{self, BUSY, Slot, Table, WATCHED};
+use crate::populate::MADV_POPULATE_WRITE;
+use crate::{page, syscall};
+use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::Ordering;
+
+/// The pages with one marker.
+pub const STRIDE: usize = 64;
+/// The bytes that a program touches in order before the helper populates pages.
+const LEAST_RUN: usize = 64 << 10;
+/// The pauses in microseconds between two reads of the position. A pause doubles without progress.
+const SHORTEST: u64 = 250;
+const LONGEST: u64 = 32_000;
+/// The pauses in microseconds after which the thread checks whether the program has ended.
+const CHECKED: u64 = 500_000;
+/// The largest part in bytes that is populated while a call of the program can wait.
+const PART: usize = 512 << 10;
+/// The number of pages of one `mincore`.
+const PAGES: usize = 512;
+
+/// Watches the blocks until the thread is not needed.
+pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    if let Some(table) = ahead::table() {
+        watch(table);
+    }
+    ptr::null_mut()
+}
+
+fn watch(table: &Table) {
+    let (mut pause, mut waited) = (SHORTEST, 0);
+    loop {
+        let news = table.news.load(Ordering::Acquire);
+        let mut found = Found::Unchanged;
+        for slot in &table.slots {
+            if slot.state.load(Ordering::Relaxed) == WATCHED {
+                found = found.max(step(table, slot));
+            }
+        }
+        if found == Found::Populated {
+            continue;
+        }
+        if found == Found::Moved {
+            pause = SHORTEST;
+        }
+        syscall::wait(&table.news, news, pause);
+        if table.news.load(Ordering::Relaxed) == news {
+            waited += pause;
+            pause = (2 * pause).min(LONGEST);
+        } else {
+            pause = SHORTEST;
+        }
+        if waited >= CHECKED {
+            waited = 0;
+            let unused = table.watched.load(Ordering::Relaxed) == 0;
+            if (unused || is_alone()) && ends(table, news) {
+                return;
+            }
+        }
+    }
+}
+
+/// Reports the end of the thread. Returns false if the program has a new block.
+fn ends(table: &Table, news: u32) -> bool {
+    table.helper.swap(0, Ordering::AcqRel);
+    // A thread that adds a block at this time either creates a new helper, or the helper continues.
+    table.news.load(Ordering::Acquire) == news || table.helper.swap(1, Ordering::AcqRel) == 1
+}
+
+/// Returns whether the main thread has ended, and the helper is the only other thread.
+fn is_alone() -> bool {
+    let Ok(file) = syscall::open(c"/proc/self/stat") else { return false };
+    let mut bytes = [0; 1024];
+    let count = syscall::read(file, &mut bytes).unwrap_or(0);
+    syscall::close(file);
+    let text = bytes.get(..count).unwrap_or_default();
+    // The name of the program in parentheses can contain spaces.
+    let Some(name_end) = text.iter().rposition(|byte| *byte == b')') else { return false };
+    let mut fields = text.get(name_end + 2..).unwrap_or_default().split(|byte| *byte == b' ');
+    let ended = fields.next() == Some(b"Z");
+    ended && fields.nth(16).is_some_and(|threads| threads.len() == 1 && threads <= b"2")
+}
+
+/// The result of a step for one block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    /// The program has not moved.
+    Unchanged,
+    /// The program has moved, and the next pages are populated already.
+    Moved,
+    /// Pages were populated.
+    Populated,
+}
+
+/// Populates a part of a block if the program is near the end of the populated pages.
+fn step(table: &Table, slot: &Slot) -> Found {
+    let Some(held) = Held::new(slot) else { return Found::Unchanged };
+    let page = page::size();
+    let [begin, end, before, front] = [&slot.begin, &slot.end, &slot.position, &slot.front]
+        .map(|field| field.load(Ordering::Relaxed));
+    let position = resident(before, end, page);
+    let (Some(position), true) = (position, front < end) else {
+        held.end(table);
+        return Found::Unchanged;
+    };
+    slot.position.store(position, Ordering::Relaxed);
+    let touched = position - begin;
+    let distance = touched.min(ahead::distance());
+    // A program that has overtaken the helper continues alone for half of the distance, while the
+    // helper populates the pages behind.
+    let stride = STRIDE * page;
+    let from = if front <= position {
+        begin + (touched + distance / 2).next_multiple_of(stride)
+    } else {
+        front
+    };
+    let to = end.min(from + PART).min(position + distance + distance / 2);
+    if touched < LEAST_RUN || from >= to {
+        return if position > before { Found::Moved } else { Found::Unchanged };
+    }
+    slot.front.store(populate(from, to, begin, page), Ordering::Relaxed);
+    Found::Populated
+}
+
+/// Populates the pages of a range, except the markers. Returns the address after the last page.
+fn populate(from: usize, to: usize, begin: usize, page: usize) -> usize {
+    let stride = STRIDE * page;
+    let mut at = from;
+    while at < to {
+        // The last page of each stride is the marker.
+        let marker = begin + ((at - begin) / stride + 1) * stride - page;
+        let end = marker.min(to / page * page + page);
+        // SAFETY: the caller holds the block, so its pages are mapped. Populating changes no byte
+        // of a page.
+        let _ = unsafe { syscall::madvise(at, end - at, MADV_POPULATE_WRITE) };
+        at = if end == marker { marker + page } else { end };
+    }
+    at
+}
+
+/// Returns the first address from `start` whose page is not resident, or `end`. `None` if a part is
+/// not mapped.
+fn resident(start: usize, end: usize, page: usize) -> Option<usize> {
+    let mut pages = [0; PAGES];
+    let mut at = start;
+    while at < end {
+        let count = ((end - at) / page).min(PAGES);
+        let pages = pages.get_mut(..count)?;
+        syscall::mincore(at, pages, page).ok()?;
+        match pages.iter().position(|state| state & 1 == 0) {
+            Some(index) => return Some(at + index * page),
+            None => at += count * page,
+        }
+    }
+    Some(end)
+}
+
+/// A block that the program cannot change at this time.
+struct Held<'a>(&'a Slot);
+
+impl<'a> Held<'a> {
+    fn new(slot: &'a Slot) -> Option<Self> {
+        let busy = slot.state.compare_exchange(WATCHED, BUSY, Ordering::Acquire, Ordering::Relaxed);
+        busy.is_ok().then(|| Self(slot))
+    }
+
+    /// Ends the watch of the block.
+    fn end(self, table: &Table) {
+        ahead::release(table, self.0, BUSY);
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.state.store(WATCHED, Ordering::Release);
+    }
+}
