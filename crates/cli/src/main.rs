@@ -15,6 +15,7 @@
 
 mod advise;
 mod args;
+#[cfg(feature = "machine")]
 mod boot;
 mod calibrate;
 mod compare;
@@ -33,6 +34,7 @@ mod scale;
 mod set;
 mod stat;
 mod text;
+#[cfg(feature = "machine")]
 mod versus;
 
 use args::{Args, Command};
@@ -75,7 +77,9 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Record(args) => return record::run(&args),
         Command::Advise(args) => return advise::run(&args),
         Command::Run(args) => return run::run(&args),
+        #[cfg(feature = "machine")]
         Command::Boot(args) => return boot::run(&args),
+        #[cfg(feature = "machine")]
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),

@@ -443,8 +443,12 @@ impl Tables {
         programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
         defaults::print(&self.defaults, out, style)?;
         if !details {
-            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux), advise (for the Linux that runs now).";
-            writeln!(out, "{}", filled(more, style.width))?;
+            let versus = if cfg!(feature = "machine") { " versus (beside Linux)," } else { "" };
+            let more = format!(
+                "More: compare --details; faultless scale (other numbers of CPUs),{versus} advise \
+                 (for the Linux that runs now)."
+            );
+            writeln!(out, "{}", filled(&more, style.width))?;
         }
         Ok(())
     }
