@@ -37,6 +37,8 @@ use crate::replay::Source;
 use crate::stop;
 use collector::Collector;
 use costs::Meter;
+use faultless::PAGE_SIZE;
+use faultless_trace::resident::host_page_size;
 use findings::Findings;
 use item::Apply;
 use once::{Run, once};
@@ -74,7 +76,17 @@ pub fn measure(
     consent: bool,
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
-    let (sizes, shmem) = (Sizes::read(), Shmem::read());
+    let (mut sizes, mut shmem) = (Sizes::read(), Shmem::read());
+    let (recorded, host) = (source.small_pages * PAGE_SIZE, host_page_size());
+    if recorded != host {
+        observer.note(&format!(
+            "the recording is of a host with pages of {} KiB, and this host has pages of {} KiB: \
+             costs are computed from this host's, and advice about huge pages is omitted",
+            recorded >> 10,
+            host >> 10
+        ));
+        (sizes, shmem) = (Sizes { all: None, sizes: Vec::new() }, Shmem::NONE);
+    }
     let mut findings = Findings::of(source, program, sizes, shmem, observer)?;
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;

@@ -313,7 +313,7 @@ fn named(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
         }
         recordings.push(match Origin::find_with_note(Path::new(bare)) {
             Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
-            Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?)),
+            Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?.replayable()?)),
             None => return Err(unknown(name)),
         });
     }

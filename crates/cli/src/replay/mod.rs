@@ -77,7 +77,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     let opened = source::open(&args.recording)?;
     drop(progress);
     let source = match opened {
-        Input::Recording(source) => Arc::new(*source),
+        Input::Recording(source) => Arc::new(source.replayable()?),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
     if args.html.html.is_some() {

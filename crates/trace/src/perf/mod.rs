@@ -40,8 +40,8 @@ const BUFFER: usize = 1 << 20;
 /// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a `perf.data` file of x86-64 or aarch64 written to a file by `perf record` (not
-/// to a pipe), contain no page faults, or are truncated or corrupted.
+/// The bytes are not a `perf.data` file of x86-64 or aarch64 written to a file by `perf record`
+/// (not to a pipe), contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     let bytes = scan::check(path, bytes)?;
     guarded(path, Cursor::new(&*bytes), None)
