@@ -5,6 +5,7 @@ use crate::advise::AdviseArgs;
 use crate::boot::BootArgs;
 use crate::calibrate::CalibrateArgs;
 use crate::compare::CompareArgs;
+use crate::generate::GenerateArgs;
 use crate::profiles::ProfilesArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
@@ -206,6 +207,11 @@ pub enum Command {
     /// A profile holds the hardware costs of one machine for the simulated CPUs of `scale`. With
     /// NAME the profile is printed as a file, to be changed and given to `scale --profile`.
     Profiles(ProfilesArgs),
+    /// Write manual pages, and completions for shells
+    ///
+    /// DIR gets the directories `man` and `completions`. The Debian package contains these files.
+    #[command(hide = true)]
+    Generate(GenerateArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs of --set

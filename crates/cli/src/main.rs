@@ -7,6 +7,7 @@
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`run`], [`boot`],
 //!   [`versus`], [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its
 //!   arguments;
+//! - [`generate`]: manual pages, and completions for shells;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`set`]: the option `--set`;
@@ -20,6 +21,7 @@ mod boot;
 mod calibrate;
 mod compare;
 mod error;
+mod generate;
 mod html;
 mod interrupt;
 mod list;
@@ -83,6 +85,7 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Workloads => list::workloads(),
         Command::Profiles(args) => profiles::run(&args),
         Command::Knobs => list::knobs(),
