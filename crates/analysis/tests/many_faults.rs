@@ -76,9 +76,11 @@ fn events() -> Events {
         for page in 0..PAGES {
             for thread in 0..2 {
                 let page = start(thread) + page * PAGE;
-                let instruction = Some(page as u16 % 64);
-                let (access, kernel, present) = (Access::Write, false, false);
-                push(thread, Kind::Fault { page, access, kernel, present, instruction });
+                let mut fault = Kind::first(page, Access::Write);
+                if let Kind::Fault { instruction, .. } = &mut fault {
+                    *instruction = Some((page / PAGE) as u16 % 64);
+                }
+                push(thread, fault);
             }
         }
         for thread in 0..2 {
@@ -97,6 +99,7 @@ fn ten_million_faults_fit_in_one_gib() {
         processes: vec![ProcessInfo { parent: None }],
         threads: vec![thread.clone(), thread],
         events,
+        ..Trace::default()
     };
     let path = Path::new("many.fltrace");
     let (file, to_encode) = bytes_of(|| compact::encode(path, &trace).expect("encoded"));

@@ -1,9 +1,11 @@
 //! The command line: the commands. Each command has its arguments in its own file.
 
 use crate::advise::AdviseArgs;
+#[cfg(feature = "machine")]
 use crate::boot::BootArgs;
 use crate::calibrate::CalibrateArgs;
 use crate::compare::CompareArgs;
+use crate::generate::GenerateArgs;
 use crate::profiles::ProfilesArgs;
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
@@ -11,6 +13,7 @@ use crate::run::RunArgs;
 use crate::scale::ScaleArgs;
 use crate::stat::StatArgs;
 use crate::text::TextArgs;
+#[cfg(feature = "machine")]
 use crate::versus::VersusArgs;
 use clap::{Parser, Subcommand};
 
@@ -20,27 +23,45 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "faultless",
     version,
-    after_help = "\
+    after_help = help()
+)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The lines of examples about the bare machine, if the command contains it.
+const MACHINE: &str = if cfg!(feature = "machine") {
+    "
+  faultless boot ./app                      a static program on the bare machine
+  faultless versus                          cost of faults there and on Linux"
+} else {
+    ""
+};
+
+/// Returns the text below the list of commands.
+fn help() -> String {
+    let (and_boot, timeout) = if cfg!(feature = "machine") {
+        ("`run` and `boot`", ",\nand `boot --timeout` returns 124")
+    } else {
+        ("and `run`", "")
+    };
+    format!(
+        "\
 Examples:
   faultless compare                         the main comparison, about a minute
   faultless stat pft threads=2              one workload, like perf stat
   faultless record -o app.fltrace -- ./app  record a program's memory use
   faultless replay app.fltrace --policies   compare the policies for it
   faultless advise -- ./app                 Linux settings with fewer faults
-  faultless run --apply no-thp -- ./app     run it with such a setting
-  faultless boot ./app                      a static program on the bare machine
-  faultless versus                          cost of faults there and on Linux
+  faultless run --apply no-thp -- ./app     run it with such a setting{MACHINE}
   faultless scale pft                       on 1 to 192 simulated CPUs
   faultless calibrate --check               costs of this machine; predictions
 
 Exit status: 0; 2 for wrong arguments, or an input file or program that is
 missing or unusable; 1 for other failures; 128 plus its number for a signal.
-`record`, `advise`, `run` and `boot` return the exit status of their program,
-and `boot --timeout` returns 124."
-)]
-pub struct Args {
-    #[command(subcommand)]
-    pub command: Command,
+`record`, `advise`, {and_boot} return the exit status of their program{timeout}."
+    )
 }
 
 // clap fills the paragraphs of a command to the width of the terminal. It does not wrap lines of
@@ -135,6 +156,7 @@ pub enum Command {
     /// and a warning is printed for other advice without an effect. The library is kept in
     /// $XDG_CACHE_HOME/faultless.
     Run(RunArgs),
+    #[cfg(feature = "machine")]
     /// Run a static Linux program on the bare machine, in QEMU
     ///
     /// PROGRAM is a statically linked x86-64 program (cc -static; musl; Rust with -C
@@ -144,6 +166,7 @@ pub enum Command {
     /// the kernel's counters are printed on standard error, with the accelerator: KVM or QEMU's
     /// emulation. Requires QEMU, but not KVM.
     Boot(BootArgs),
+    #[cfg(feature = "machine")]
     /// Compare the cost of faults and calls on the bare machine and on Linux, in instructions
     ///
     /// The same program files run on the bare machine and on a stock Linux 6.12, in the same QEMU,
@@ -186,6 +209,11 @@ pub enum Command {
     /// A profile holds the hardware costs of one machine for the simulated CPUs of `scale`. With
     /// NAME the profile is printed as a file, to be changed and given to `scale --profile`.
     Profiles(ProfilesArgs),
+    /// Write manual pages, and completions for shells
+    ///
+    /// DIR gets the directories `man` and `completions`. The Debian package contains these files.
+    #[command(hide = true)]
+    Generate(GenerateArgs),
     /// List the workloads and their parameters
     Workloads,
     /// List the knobs of --set

@@ -152,6 +152,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("a number of seconds above 0, {days} days at most"))
 }
 
+/// Errors of the bare machine; bad programs are bad arguments.
+impl From<BootError> for CliError {
+    fn from(error: BootError) -> Self {
+        match error {
+            BootError::NoDirectory { .. } => Self::Usage(format!("--cwd: {error}")),
+            BootError::Elf { .. } | BootError::Unfit { .. } | BootError::Memory { .. } => {
+                Self::Usage(error.to_string())
+            }
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// The exit status of a run that exceeded its timeout, as `timeout` returns it.
 const TIMED_OUT: u8 = 124;
 /// The exit status of a program that keeps running after its output was closed, as a shell reports

@@ -1,6 +1,5 @@
 //! The ways in which a command can fail, and their exit codes.
 
-use faultless_boot::BootError;
 use std::fmt;
 use std::io;
 
@@ -58,19 +57,6 @@ impl From<faultless_analysis::Error> for CliError {
             faultless_analysis::Error::Closed => Self::Closed,
             error if error.is_input() => Self::Usage(error.to_string()),
             error => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-/// Errors of the bare machine; bad programs are bad arguments.
-impl From<BootError> for CliError {
-    fn from(error: BootError) -> Self {
-        match error {
-            BootError::NoDirectory { .. } => Self::Usage(format!("--cwd: {error}")),
-            BootError::Elf { .. } | BootError::Unfit { .. } | BootError::Memory { .. } => {
-                Self::Usage(error.to_string())
-            }
-            _ => Self::Failed(error.to_string()),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`run`], [`boot`],
 //!   [`versus`], [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its
 //!   arguments;
+//! - [`generate`]: manual pages, and completions for shells;
 //! - [`html`]: a page with plots;
 //! - [`report`]: tables, bars, the form of `perf stat`, JSON lines, progress;
 //! - [`set`]: the option `--set`;
@@ -15,10 +16,12 @@
 
 mod advise;
 mod args;
+#[cfg(feature = "machine")]
 mod boot;
 mod calibrate;
 mod compare;
 mod error;
+mod generate;
 mod html;
 mod interrupt;
 mod list;
@@ -33,6 +36,7 @@ mod scale;
 mod set;
 mod stat;
 mod text;
+#[cfg(feature = "machine")]
 mod versus;
 
 use args::{Args, Command};
@@ -75,10 +79,13 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Record(args) => return record::run(&args),
         Command::Advise(args) => return advise::run(&args),
         Command::Run(args) => return run::run(&args),
+        #[cfg(feature = "machine")]
         Command::Boot(args) => return boot::run(&args),
+        #[cfg(feature = "machine")]
         Command::Versus(args) => versus::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
+        Command::Generate(args) => generate::run(&args),
         Command::Workloads => list::workloads(),
         Command::Profiles(args) => profiles::run(&args),
         Command::Knobs => list::knobs(),

@@ -6,10 +6,12 @@
 //! `madvise`).
 
 mod events;
+mod pages;
 mod stacks;
 mod summary;
 
 pub use events::{Events, Iter};
+pub use pages::PAGE_SIZES;
 pub use stacks::{Frame, Function, StackId, Stacks};
 pub use summary::Summary;
 
@@ -178,7 +180,8 @@ pub enum Birth {
     Vfork,
 }
 
-/// An event. Addresses and lengths are in bytes, and multiples of the page size except for `Brk`.
+/// An event. Addresses and lengths are in bytes, and multiples of the page size of the recording
+/// except for `Brk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A page fault.
@@ -191,7 +194,7 @@ pub enum Kind {
         kernel: bool,
         /// The page was present: the fault is about permission, as in copy-on-write.
         present: bool,
-        /// The address of the faulting instruction modulo the page size, if recorded. Programs are
+        /// The address of the faulting instruction modulo 4,096, if recorded. Programs are
         /// loaded at different pages each time. The offset is the same in every process, and
         /// reveals no information about the host.
         instruction: Option<u16>,
@@ -307,7 +310,7 @@ pub struct Header {
     pub program: String,
     /// A description of the recording's origin; empty if unknown.
     pub made: String,
-    /// Bytes in a page.
+    /// Bytes in a base page of the recorded host, one of [`PAGE_SIZES`].
     pub page_size: u32,
     /// The kernel's release; empty if unknown.
     pub kernel: String,
@@ -395,9 +398,11 @@ impl Trace {
     /// The number of the offending event, or `None` if a table is wrong, and the description of the
     /// error.
     pub fn check(&self) -> Result<(), (Option<u64>, String)> {
-        if u64::from(self.header.page_size) != PAGE_SIZE {
-            return Err((None, format!("pages of {} bytes; want 4096", self.header.page_size)));
+        if !PAGE_SIZES.contains(&self.header.page_size) {
+            let size = self.header.page_size;
+            return Err((None, format!("pages of {size} bytes; want 4096, 16384 or 65536")));
         }
+        let size = u64::from(self.header.page_size);
         if self.threads.len() > MAX_THREADS || self.events.len() > MAX_EVENTS {
             return Err((None, "more threads or events than the limit of a recording".into()));
         }
@@ -458,7 +463,7 @@ impl Trace {
                     return wrong("the instruction lies beyond the end of a page");
                 }
             }
-            if !event.kind.is_well_formed() {
+            if !event.kind.is_well_formed(size) {
                 return wrong("a range is not aligned, is empty or wraps");
             }
             if let Kind::Resident { len, .. } = event.kind {
@@ -480,16 +485,16 @@ enum Seen {
 }
 
 impl Kind {
-    /// Returns whether ranges are aligned, not empty and do not wrap.
-    fn is_well_formed(&self) -> bool {
+    /// Returns whether ranges are aligned to pages of `size` bytes, not empty and do not wrap.
+    fn is_well_formed(&self, size: u64) -> bool {
         let fits = |start: u64, len: u64| {
-            start.is_multiple_of(PAGE_SIZE)
-                && len.is_multiple_of(PAGE_SIZE)
+            start.is_multiple_of(size)
+                && len.is_multiple_of(size)
                 && len > 0
                 && start.checked_add(len).is_some()
         };
         match *self {
-            Self::Fault { page, .. } => page.is_multiple_of(PAGE_SIZE),
+            Self::Fault { page, .. } => page.is_multiple_of(size),
             Self::Map { start, len, .. }
             | Self::Area { start, len, .. }
             | Self::Resident { start, len, .. }
@@ -498,7 +503,7 @@ impl Kind {
             | Self::Advise { start, len, .. } => fits(start, len),
             // An old length of zero duplicates a shared mapping.
             Self::Remap { old, old_len, new, new_len, .. } => {
-                fits(new, new_len) && (fits(old, old_len) || (old_len == 0 && fits(old, PAGE_SIZE)))
+                fits(new, new_len) && (fits(old, old_len) || (old_len == 0 && fits(old, size)))
             }
             Self::Brk { .. } | Self::Spawn { .. } | Self::Exec | Self::Exit => true,
         }

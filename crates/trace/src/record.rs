@@ -1,8 +1,10 @@
 //! Creates recordings, with the `perf record` options that this system permits.
 //!
 //! [`Setup::find`] examines perf, tracefs and permissions before any program runs, and reports
-//! missing parts and remedies. [`Setup::record`] then runs the program under
-//! `perf record -c 1 -d`, so that every event is written:
+//! missing parts and remedies. Faults come from tracepoints on x86-64. Kernels of aarch64 lack
+//! these tracepoints, and a software event reports faults without the kind of access.
+//! [`Setup::record`] then runs the program under `perf record -c 1 -d`, so that every event is
+//! written:
 //!
 //! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and
 //!   exec), because a huge page hides 511 first touches;
@@ -25,6 +27,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
+use crate::perf::Architecture;
 use huge::HugePages;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -42,12 +45,10 @@ pub const HUGE_ON: &str = "on for all programs";
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
-/// Pages of perf's buffer for each CPU. With 16, one event in a thousand was lost; with 8,192 no
-/// event was lost.
-const BUFFER_PAGES: &str = "8192";
+/// The size of perf's buffer for each CPU. With 64 KiB, one event in a thousand was lost; with
+/// 32 MiB no event was lost.
+const BUFFER: &str = "32M";
 const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
-/// The same calls by number, for kernels with only `raw_syscalls`.
-const RAW_FILTER: &str = "id==9||id==11||id==10||id==28||id==12||id==25";
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
 /// perf.
 const PROBE: usize = 256 << 10;
@@ -129,6 +130,8 @@ impl std::error::Error for RecordError {}
 pub enum Extent {
     /// Faults with their kind of access, calls, threads and processes.
     Full,
+    /// As `Full`, without the kind of access of a fault: the most that an aarch64 kernel reports.
+    WithoutAccess,
     /// Addresses of faults in user and kernel mode, and mapping records, without calls and without
     /// the kind of access.
     FaultsOnly,
@@ -154,7 +157,8 @@ pub const STACK_BYTES: u32 = 8192;
 pub struct Setup {
     perf: PathBuf,
     extent: Extent,
-    raw_syscalls: bool,
+    /// The numbers of calls, if the kernel has tracepoints of all calls only.
+    raw_syscalls: Option<Architecture>,
     privileged: bool,
     shortfalls: Vec<Shortfall>,
     stacks: Option<Unwind>,
@@ -187,13 +191,14 @@ impl Setup {
             paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
             privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
             user_faults: probe::user_faults(),
+            architecture: Architecture::OWN,
         };
         Self::choose(&system, accept_lesser)
     }
 
     fn choose(system: &System, accept_lesser: bool) -> Result<Self, RecordError> {
         let mut shortfalls = Vec::new();
-        let mut raw_syscalls = false;
+        let mut raw_syscalls = None;
         let mut extent = Extent::Full;
         let mut possible = true;
         let perf = system.perf.clone().unwrap_or_else(|| {
@@ -206,7 +211,18 @@ impl Setup {
             PathBuf::from("perf")
         });
         match system.tracepoints() {
-            Ok(raw) => raw_syscalls = raw,
+            Ok(raw) => {
+                raw_syscalls = raw.then_some(system.architecture);
+                if system.architecture == Architecture::Arm {
+                    extent = Extent::WithoutAccess;
+                    shortfalls.push(Shortfall::new(
+                        "this kernel does not report whether a fault was a read or a write, and \
+                         whether the page was present: aarch64 lacks the page-fault tracepoints",
+                        "none; advice assumes that a fault on anonymous memory is a write to an \
+                         absent page",
+                    ));
+                }
+            }
             Err(shortfall) => {
                 extent = Extent::FaultsOnly;
                 shortfalls.push(shortfall);
@@ -232,7 +248,8 @@ impl Setup {
                 "run as root, or `sudo sysctl kernel.perf_event_paranoid=-1`",
             ));
         }
-        if !possible || (extent != Extent::Full && !accept_lesser) {
+        let complete = matches!(extent, Extent::Full | Extent::WithoutAccess);
+        if !possible || (!complete && !accept_lesser) {
             return Err(RecordError::Missing(shortfalls));
         }
         let privileged = system.privileged;
@@ -267,16 +284,19 @@ impl Setup {
     /// Returns the arguments of every recording, without the events.
     fn common(&self, output: &Path) -> Vec<OsString> {
         // Disables perf's cache of programs (-N), which would keep unused copies in the home
-        // directory, and the search for build identifiers (-B), for which perf reads and maps its
-        // whole file at the end.
+        // directory.
         let mut args: Vec<OsString> =
-            ["record", "-q", "-N", "-B", "-c", "1", "-d"].map(Into::into).to_vec();
+            ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
         // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
         if self.privileged {
-            args.extend(["-m", BUFFER_PAGES].map(Into::into));
+            args.extend(["-m", BUFFER].map(Into::into));
         }
         if self.stacks.is_some() {
             args.push("--user-callchains".into());
+        } else {
+            // Only call stacks need build identifiers, for which perf reads and maps its whole file
+            // at the end.
+            args.push("-B".into());
         }
         args.extend(["-o".into(), output.into()]);
         args
@@ -296,13 +316,17 @@ impl Setup {
         match self.extent {
             Extent::UserFaultsOnly => event(&format!("page-faults{stacks}{colon}u")),
             Extent::FaultsOnly => event(&format!("page-faults{stacks}")),
-            Extent::Full => {
-                event(&format!("exceptions:page_fault_user{stacks}"));
-                event(&format!("exceptions:page_fault_kernel{stacks}"));
+            Extent::Full | Extent::WithoutAccess => {
+                if self.extent == Extent::Full {
+                    event(&format!("exceptions:page_fault_user{stacks}"));
+                    event(&format!("exceptions:page_fault_kernel{stacks}"));
+                } else {
+                    event(&format!("page-faults{stacks}"));
+                }
                 event("task:task_newtask");
-                if self.raw_syscalls {
+                if let Some(architecture) = self.raw_syscalls {
                     for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
-                        let filtered = ["-e", event, "--filter", RAW_FILTER];
+                        let filtered = ["-e", event, "--filter", &architecture.filter()];
                         events.push(filtered.map(OsString::from).to_vec());
                     }
                 } else {
@@ -427,6 +451,7 @@ struct System {
     privileged: bool,
     /// Whether the kernel permits this user to record faults in user mode.
     user_faults: bool,
+    architecture: Architecture,
 }
 
 impl System {
@@ -440,8 +465,12 @@ impl System {
                 (Err(first), Err(_)) => Err(first),
             })
         };
-        let fault = probe("exceptions/page_fault_user");
-        match fault {
+        // The event that shows whether tracefs can be read.
+        let present = match self.architecture {
+            Architecture::X86 => "exceptions/page_fault_user",
+            Architecture::Arm => "task/task_newtask",
+        };
+        match probe(present) {
             Some(Ok(_)) => {}
             Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(Shortfall::new(
@@ -451,8 +480,8 @@ impl System {
             }
             _ => {
                 return Err(Shortfall::new(
-                    "the page-fault tracepoints are missing: tracefs is not mounted, or the \
-                     kernel is not x86-64 with CONFIG_FTRACE",
+                    "the kernel's tracepoints are missing: tracefs is not mounted, or the kernel \
+                     was built without CONFIG_FTRACE",
                     "`sudo mount -t tracefs nodev /sys/kernel/tracing`",
                 ));
             }
@@ -545,7 +574,9 @@ mod tests {
     fn system(tracefs: PathBuf, paranoid: i32, privileged: bool) -> System {
         let perf = Some("/bin/perf".into());
         let paranoid = Some(paranoid);
-        System { perf, tracefs: vec![tracefs], paranoid, privileged, user_faults: true }
+        let tracefs = vec![tracefs];
+        let architecture = Architecture::X86;
+        System { perf, tracefs, paranoid, privileged, user_faults: true, architecture }
     }
 
     const ALL: [&str; 3] =
@@ -593,8 +624,25 @@ mod tests {
         let dir = tracefs("raw", &[ALL[0], ALL[2]]);
         let setup = Setup::choose(&system(dir.clone(), -1, false), false).unwrap();
         let args = setup.arguments(Path::new("out"), &["a".into()]);
-        assert_eq!(args.iter().filter(|arg| *arg == RAW_FILTER).count(), 2);
+        let filter = "id==9||id==10||id==11||id==12||id==25||id==28";
+        assert_eq!(args.iter().filter(|arg| *arg == filter).count(), 2);
         assert!(!args.contains(&"-m".into()));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn aarch64_records_faults_without_access_and_its_own_calls() {
+        let dir = tracefs("arm", &["task/task_newtask", ALL[2]]);
+        let arm = |tracefs| System { architecture: Architecture::Arm, ..system(tracefs, 2, true) };
+        let setup = Setup::choose(&arm(dir.clone()), false).unwrap();
+        assert_eq!(setup.extent(), Extent::WithoutAccess);
+        assert!(setup.shortfalls()[0].what.contains("a read or a write"));
+        let args = setup.arguments(Path::new("out"), &["a".into()]);
+        let filter = "id==222||id==226||id==215||id==214||id==216||id==233";
+        assert_eq!(args.iter().filter(|arg| *arg == filter).count(), 2, "{args:?}");
+        assert!(args.contains(&"page-faults".into()));
+        assert!(!args.iter().any(|arg| arg.to_string_lossy().starts_with("exceptions:")));
+        assert!(Setup::choose(&arm(dir.join("nowhere")), false).is_err());
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -6,6 +6,7 @@
 //! of this process alone.
 
 use crate::event::{Backing, MAX_RESIDENT, Prot};
+use crate::perf::Architecture;
 use faultless::{PAGE_SIZE, USER_END};
 use procfs::process::{
     MMPermissions, MMapPath, MemoryMap, MemoryPageFlags, PageInfo, PageMap, Process,
@@ -26,9 +27,10 @@ pub struct Snapshot {
     pub taken_ns: u64,
     /// The mappings.
     pub areas: Vec<Area>,
-    /// Runs of resident pages by page number, and whether the process has stored to the pages.
+    /// Runs of resident pages of 4 KiB by page number, and whether the process has stored to the
+    /// pages.
     pub pages: Vec<(Range<u64>, bool)>,
-    /// The number of swapped pages.
+    /// The number of swapped pages of the host.
     pub swapped: u64,
     /// Whether more pages are resident than a recording can contain.
     pub truncated: bool,
@@ -37,7 +39,7 @@ pub struct Snapshot {
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// The addresses, in bytes.
+    /// The addresses in a recording, in bytes.
     pub range: Range<u64>,
     /// Permissions.
     pub prot: Prot,
@@ -56,25 +58,31 @@ impl Snapshot {
         let mut pagemap = process.pagemap()?;
         let mut snapshot = Self { pid, ..Self::default() };
         let mut left = most.min(MAX_RESIDENT);
-        for map in maps.iter().filter(|map| map.address.1 <= USER_END) {
+        let size = host_page_size();
+        for map in &maps {
             let area = area(map);
+            if area.range.end > USER_END {
+                continue;
+            }
             let kernel = area.backing == Backing::Special;
             snapshot.areas.push(area);
             if kernel || snapshot.truncated {
                 continue;
             }
-            let range = map.address.0 / PAGE_SIZE..map.address.1 / PAGE_SIZE;
-            snapshot.truncated = !snapshot.read(&mut pagemap, range, &mut left)?;
+            let range = map.address.0 / size..map.address.1 / size;
+            snapshot.truncated = !snapshot.read(&mut pagemap, range, size, &mut left)?;
         }
         snapshot.taken_ns = now_ns();
         Ok(snapshot)
     }
 
-    /// Reads `range`. Returns whether no more than `left` pages are resident.
+    /// Reads `range`, in pages of `size` bytes. Returns whether no more than `left` pages of 4 KiB
+    /// are resident.
     fn read(
         &mut self,
         pagemap: &mut PageMap,
         range: Range<u64>,
+        size: u64,
         left: &mut u64,
     ) -> ProcResult<bool> {
         let mut first = range.start;
@@ -88,11 +96,12 @@ impl Snapshot {
             for (page, entry) in (first..end).zip(entries) {
                 match entry {
                     PageInfo::MemoryPage(flags) if flags.contains(MemoryPageFlags::PRESENT) => {
-                        if *left == 0 {
+                        let Some(rest) = left.checked_sub(size / PAGE_SIZE) else {
                             return Ok(false);
-                        }
-                        *left -= 1;
-                        self.add(page, written(flags));
+                        };
+                        *left = rest;
+                        let start = Architecture::OWN.address(page * size);
+                        self.add(start / PAGE_SIZE..(start + size) / PAGE_SIZE, written(flags));
                     }
                     PageInfo::MemoryPage(_) => {}
                     PageInfo::SwapPage(_) => self.swapped += 1,
@@ -103,15 +112,15 @@ impl Snapshot {
         Ok(true)
     }
 
-    /// Adds a page above all others.
-    fn add(&mut self, page: u64, written: bool) {
+    /// Adds pages above all others.
+    fn add(&mut self, pages: Range<u64>, written: bool) {
         match self.pages.last_mut() {
-            Some((run, same)) if run.end == page && *same == written => run.end += 1,
-            _ => self.pages.push((page..page + 1, written)),
+            Some((run, same)) if run.end == pages.start && *same == written => run.end = pages.end,
+            _ => self.pages.push((pages, written)),
         }
     }
 
-    /// Returns the number of resident pages.
+    /// Returns the number of resident pages of 4 KiB.
     pub fn count(&self) -> u64 {
         self.pages.iter().map(|(run, _)| run.end - run.start).sum()
     }
@@ -133,13 +142,19 @@ fn area(map: &MemoryMap) -> Area {
         _ => b"[other]",
     };
     let backing = Backing::named(name, map.perms.contains(MMPermissions::SHARED));
-    Area { range: map.address.0..map.address.1, prot, backing }
+    let start = Architecture::OWN.address(map.address.0);
+    Area { range: start..start + (map.address.1 - map.address.0), prot, backing }
 }
 
 /// Returns whether the process has stored to a page: the page is anonymous, and no other process
 /// maps it. The zero page counts as mapped by many.
 fn written(flags: MemoryPageFlags) -> bool {
     flags.contains(MemoryPageFlags::MMAP_EXCLUSIVE) && !flags.contains(MemoryPageFlags::FILE)
+}
+
+/// Returns the bytes in a base page of this host.
+pub fn host_page_size() -> u64 {
+    procfs::page_size()
 }
 
 /// Returns the present time in nanoseconds of `CLOCK_MONOTONIC`, which perf uses for such

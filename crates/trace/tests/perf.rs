@@ -313,3 +313,44 @@ fn watched_reading_reports_its_share_and_can_be_stopped() {
     let error = read_watched(path, &mut |_| false).unwrap_err();
     assert_eq!(error.reason, STOPPED);
 }
+
+/// Returns [`FULL`] as a kernel of `arch` would have written it, with `numbers` for mmap, mprotect,
+/// munmap, brk, mremap and madvise.
+fn of_architecture(arch: &[u8; 8], numbers: [u32; 6]) -> Vec<u8> {
+    let mut bytes = FULL.to_vec();
+    let at = bytes.windows(7).rposition(|window| window == b"x86_64\0").unwrap();
+    bytes[at..at + 8].copy_from_slice(arch);
+    for at in records(FULL, SAMPLE) {
+        let len = usize::from(u16::from_le_bytes([bytes[at + 6], bytes[at + 7]]));
+        let value =
+            |from: usize| u32::from_le_bytes(bytes[from..from + 4].try_into().unwrap()) as usize;
+        // The data of a tracepoint: their size, four bytes, the thread as before in the sample, and
+        // the number of a call.
+        let thread = value(at + 20);
+        let data = (at + 24..at + len - 20).step_by(4).find(|from| {
+            let size = value(*from);
+            size >= 16 && from + 4 + size <= at + len && value(from + 8) == thread
+        });
+        let Some(number) = data.map(|from| from + 12) else { continue };
+        let old = value(number);
+        let known = [9, 10, 11, 12, 25, 28].iter().position(|known| *known == old);
+        if let Some(which) = known {
+            bytes[number..number + 4].copy_from_slice(&numbers[which].to_le_bytes());
+        }
+    }
+    bytes
+}
+
+#[test]
+fn recording_of_aarch64_has_the_same_events() {
+    let original = read(FULL).unwrap();
+    let arm = read(&of_architecture(b"aarch64\0", [222, 226, 215, 214, 216, 233])).unwrap();
+    assert_eq!(arm.summary(), original.summary());
+    assert!(arm.summary().maps > 2 && arm.summary().unmaps > 0);
+    assert_eq!(arm.header.page_size, 4096);
+    let other = of_architecture(b"aarch64\0", [9, 10, 11, 12, 25, 28]);
+    let summary = read(&other).unwrap().summary();
+    assert_eq!((summary.maps, summary.brks), (0, 0), "numbers of x86-64");
+    let error = reason(&of_architecture(b"riscv64\0", [0; 6]));
+    assert!(error.contains("recorded on riscv64; x86-64 and aarch64 are understood"), "{error}");
+}

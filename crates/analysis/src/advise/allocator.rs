@@ -6,7 +6,7 @@ use super::heap::LARGER_PAD;
 use super::item::{Item, Open, size};
 use super::named::{self, ARENAS, KEEP};
 use super::sysfs::Mode;
-use super::time::{fewer, folio_time, touch_time};
+use super::time::{folio_time, touch_time};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
@@ -30,7 +30,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "malloc on THP".into(),
         action: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc 2.35 or newer)".into(),
         saving: folio_time(off, costs) - folio_time(on, costs),
-        spared: Some(fewer(off, on)),
+        spared: Some(findings.fewer(off, on)),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: named::malloc_thp(),
         at_best: 0.0,
@@ -53,7 +53,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
         saving,
         // Free parts are reused, so no more are free than malloc has given out at a time.
         unused: (kept.peak_free + free).min(kept.peak_held) * PAGE_SIZE,
-        spared: Some(touches * findings.single()),
+        spared: Some(findings.spared(touches * findings.single())),
         apply: named::malloc_keeps_memory(),
         at_best: 0.0,
         remarks: Vec::new(),

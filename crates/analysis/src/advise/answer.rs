@@ -12,7 +12,9 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::replay::Source;
+use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
+use faultless_trace::resident::host_page_size;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
 use std::ffi::OsString;
@@ -62,6 +64,12 @@ impl<'a> Answer<'a> {
         let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
         let at_once = trace.threads.len().clamp(1, cpus) as f64;
         let limit = plain.map_or(recorded * at_once, |run| run.fault_limit()) * 1e9;
+        let costs = match host_page_size() {
+            PAGE_SIZE if findings.small_pages > 1 => {
+                costs.with_pages_of(findings.small_pages.ilog2() as u8)
+            }
+            _ => costs,
+        };
         let bounded = bounded(findings, &costs, limit);
         // Concurrent threads use more processor time than elapses.
         let busy = spent(findings, &bounded) / 1e9;
@@ -184,16 +192,16 @@ impl<'a> Answer<'a> {
         }
         let census = &findings.census;
         for (metric, count) in [
-            ("faults", census.faults()),
+            ("faults", findings.faults(census.faults())),
             ("faults_expected", findings.expected_faults()),
-            ("faults_in_sequence", census.in_sequence),
-            ("faults_zeroed", census.zeroed),
-            ("faults_zero_page", census.zero_page),
-            ("faults_copied", census.copies),
-            ("faults_file", census.file),
-            ("faults_shared", census.shared),
-            ("faults_returned", census.returned),
-            ("faults_discarded", census.discarded),
+            ("faults_in_sequence", findings.faults(census.in_sequence)),
+            ("faults_zeroed", findings.faults(census.zeroed)),
+            ("faults_zero_page", findings.faults(census.zero_page)),
+            ("faults_copied", findings.faults(census.copies)),
+            ("faults_file", findings.faults(census.file)),
+            ("faults_shared", findings.faults(census.shared)),
+            ("faults_returned", findings.faults(census.returned)),
+            ("faults_discarded", findings.faults(census.discarded)),
             ("virtual_machine", costs.virtual_machine.into()),
             ("shadowed_page_tables", costs.shadowed().into()),
         ] {

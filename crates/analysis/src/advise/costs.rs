@@ -245,6 +245,18 @@ impl Costs {
         Self { fresh: None, ..self.clone() }
     }
 
+    /// Returns the costs of this host, which has pages of 4 KiB, for a host whose pages are folios
+    /// of `order`: a fault zeroes all pages of the folio. All costs stay costs of 4 KiB.
+    pub fn with_pages_of(&self, order: u8) -> Self {
+        let pages = f64::from(1u32 << order);
+        let page = self.folio(order).0 / pages;
+        let shared = self.shared[0].map(|single| page + (single - self.page).max(0.0) / pages);
+        let Faults { touch, populate, call } = self.quiet;
+        let touch = populate + (touch - populate) / pages;
+        let quiet = Faults { touch, populate, call };
+        Self { quiet, page, shared: [shared, None], ..self.clone() }
+    }
+
     /// Returns all costs, multiplied by `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         let Faults { touch, populate, call } = self.quiet;
@@ -333,6 +345,17 @@ pub(super) mod tests {
     /// Returns the costs of a host that takes free memory back.
     pub fn taken(costs: &Costs) -> Costs {
         Costs { fresh: Some(TAKEN), ..costs.clone() }
+    }
+
+    #[test]
+    fn fault_of_a_large_page_zeroes_all_its_memory() {
+        let small = costs();
+        let large = small.with_pages_of(4);
+        let (folio, _) = small.folio(4);
+        assert!((large.page * 16.0 - folio).abs() < 1e-6 && large.page < small.page);
+        let exception = large.quiet.exception() * 16.0;
+        assert!((exception - small.quiet.exception()).abs() < 1e-6, "one exception for each fault");
+        assert_eq!((large.mapping, large.populated), (small.mapping, small.populated));
     }
 
     #[test]

@@ -26,6 +26,9 @@ const PREFAULT: Regime = Regime { order: 5, pool: 0 };
 pub struct Findings {
     /// The recording's name.
     pub name: String,
+    /// The pages of 4 KiB in a page of the recorded host. Counts of pages are in pages of 4 KiB;
+    /// [`faults`](Self::faults) converts a count of single pages to faults.
+    pub small_pages: u64,
     /// The kind of the recorded program.
     pub program: Program,
     /// The host's settings.
@@ -58,8 +61,8 @@ pub struct Findings {
     pub collector: Option<Collector>,
     /// The effect of keeping freed memory.
     pub kept: Kept,
-    /// The effect of prefault by the kernel; `None` if the user interrupted the replay, or if this
-    /// host has too little memory for the replay.
+    /// The effect of prefault by the kernel; `None` if the user interrupted the replay, if the
+    /// recorded host has larger pages, or if this host has too little memory for the replay.
     pub prefault: Option<Effect>,
 }
 
@@ -73,7 +76,26 @@ impl Findings {
     /// Returns the expected faults of a run without a recorder, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
         let Census { copies, file, shared, shared_folios, .. } = self.shared[0];
-        self.now.outcome.left + copies + file + shared + shared_folios
+        let Folios { outcome, mapped } = &self.now;
+        let folios = outcome.left - mapped[0] + shared_folios;
+        self.faults(mapped[0] + copies + file + shared) + folios
+    }
+
+    /// Returns the faults of the recorded host for `touches` of pages of 4 KiB.
+    pub fn faults(&self, touches: u64) -> u64 {
+        touches / self.small_pages
+    }
+
+    /// Returns the faults of the recorded host for a number of touches of pages of 4 KiB.
+    pub fn spared(&self, touches: f64) -> f64 {
+        touches / self.small_pages as f64
+    }
+
+    /// Returns the reduction in faults from `now` to `with`.
+    pub fn fewer(&self, now: &Folios, with: &Folios) -> f64 {
+        let folios = |it: &Folios| it.outcome.left as f64 - it.mapped[0] as f64;
+        let single = now.mapped[0] as f64 - with.mapped[0] as f64;
+        self.spared(single) + folios(now) - folios(with)
     }
 
     /// Returns the share of the recorded first touches that cause a fault for a single page, from 0
@@ -142,7 +164,12 @@ impl Findings {
         let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
         observer.begin("replays the program with prefault");
         let settings = Settings::new(&[]);
-        let effects = match prefault::effects(source, &settings, &[PREFAULT]) {
+        // The windows of prefault are defined for pages of 4 KiB.
+        let effects = match source.small_pages {
+            1 => prefault::effects(source, &settings, &[PREFAULT]),
+            _ => Ok(None),
+        };
+        let effects = match effects {
             // The other predictions need no replay.
             Err(error @ Error::Memory { .. }) => {
                 observer.note(&format!("no prediction of prefault by the kernel: {error}"));
@@ -161,6 +188,7 @@ impl Findings {
         };
         Ok(Self {
             name: source.name.clone(),
+            small_pages: source.small_pages,
             huge_recorded: trace.header.thp == HUGE_ON,
             program,
             census,

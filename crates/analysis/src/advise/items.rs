@@ -5,7 +5,7 @@ use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
-use super::time::{fewer, folio_time, shared_time};
+use super::time::{folio_time, shared_time};
 use super::{ahead, allocator, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
@@ -94,7 +94,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             name,
             action: format!("echo always > {}", file.display()),
             saving: now - folio_time(with, costs),
-            spared: Some(fewer(&findings.now, with)),
+            spared: Some(findings.fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
             apply: Apply::Sysfs(file, ALWAYS.into()),
@@ -113,7 +113,7 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "no THP".into(),
         action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
         saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
-        spared: Some(fewer(&findings.now, &findings.without)),
+        spared: Some(findings.fewer(&findings.now, &findings.without)),
         unused: 0,
         apply: Apply::WithoutThp,
         at_best: 0.0,
@@ -131,7 +131,9 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
     if !costs.shared_huge().1 {
         remarks.push("the cost of a huge page is computed: --sysfs allows the measurement");
     }
-    let spared = now.faults() as f64 - all.faults() as f64;
+    let single = |census: &Census| (census.faults() - census.shared_folios) as f64;
+    let spared = findings.spared(single(now) - single(all)) + now.shared_folios as f64
+        - all.shared_folios as f64;
     (spared > 0.0).then(|| Item {
         name: "shared memory on THP".into(),
         action: format!("echo always > {}", file.display()),
@@ -169,11 +171,11 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
                     size(group.len)
                 ),
                 saving,
-                spared: Some(spared),
+                spared: Some(findings.spared(spared)),
                 unused: unused * PAGE_SIZE,
                 // A block of malloc lies in a slightly larger mapping.
                 apply: if findings.program.populates() {
-                    Apply::Populate(group.len - PAGE_SIZE)
+                    Apply::Populate(group.len - findings.small_pages * PAGE_SIZE)
                 } else {
                     Apply::Nothing
                 },
@@ -193,7 +195,7 @@ fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "text on huge pages".into(),
         action: "`faultless run --apply huge-text`; the move takes time at each start".into(),
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
-        spared: Some(text.saturating_sub(left) as f64),
+        spared: Some(findings.spared(text.saturating_sub(left) as f64)),
         unused: 0,
         apply: Apply::Nothing,
         at_best: 0.0,
@@ -209,7 +211,11 @@ pub(super) mod tests {
     use super::super::time::spent;
     use super::*;
     use crate::replay::Source;
+    use faultless_trace::Trace;
     use faultless_trace::census::{HugeShared, Mappings};
+    use faultless_trace::event::{
+        Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
+    };
     use faultless_trace::recordings;
 
     /// Returns the findings of a bundled recording, treated as a program with glibc's malloc.
@@ -387,5 +393,59 @@ pub(super) mod tests {
         let want = effect.saved as f64 * 1000.0 - effect.unused() as f64 * 1300.0;
         assert_eq!(got.saving, want);
         assert!(want > 0.0 && got.apply == Apply::Nothing);
+    }
+
+    /// Returns a recording of a host with pages of `size` bytes: stores to the first `touched` of
+    /// 200 pages.
+    fn recording(size: u64, touched: u64) -> Source {
+        let start = 1 << 32;
+        let (prot, len) = (Prot::READ | Prot::WRITE, 200 * size);
+        let map = Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon };
+        let fault = |page: u64| Kind::first(start + page * size, Access::Write);
+        let kinds = [map].into_iter().chain((0..touched).map(fault));
+        let recorded = Recorded::all() - Recorded::INSTRUCTIONS;
+        let trace = Trace {
+            header: Header { page_size: size as u32, recorded, ..Header::default() },
+            processes: vec![ProcessInfo { parent: None }],
+            threads: vec![ThreadInfo { process: 0, name: String::new() }],
+            events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+            ..Trace::default()
+        };
+        Source::new("large".to_owned(), trace).expect("a valid recording")
+    }
+
+    #[test]
+    fn faults_of_large_pages_are_counted_as_recorded() {
+        let program = Program { glibc: true, ..Program::default() };
+        for (size, small) in [(4 << 10, 1), (16 << 10, 4), (64 << 10, 16)] {
+            let source = recording(size, 198);
+            let none = Sizes { all: None, sizes: Vec::new() };
+            let findings =
+                Findings::of(&source, program, none, Shmem::NONE, &()).expect("a valid recording");
+            assert_eq!((findings.expected_faults(), findings.census.zeroed), (198, 198 * small));
+            assert_eq!(findings.now.outcome.peak_resident * PAGE_SIZE, 198 * size);
+            let items = predict(&findings, &costs());
+            if small > 1 {
+                let got = find(&items, "populate mappings");
+                assert_eq!((got.spared, got.unused), (Some(198.0), 2 * size));
+                assert_eq!(got.apply, Apply::Populate(199 * size));
+                assert!(findings.prefault.is_none());
+                let error = source.replayable().expect_err("large pages").to_string();
+                let expected = format!("pages of {} KiB", size >> 10);
+                assert!(error.contains(&expected) && error.contains("advise"), "{error}");
+            } else {
+                source.replayable().expect("pages of the subsystem");
+            }
+        }
+        // A huge page is one fault for any size of a page.
+        let findings = |sizes| {
+            Findings::of(&recording(64 << 10, 200), program, sizes, Shmem::NONE, &())
+                .expect("valid")
+        };
+        let huge =
+            findings(Sizes { all: Some(Mode::Always), sizes: vec![(LARGEST, Mode::Always)] });
+        // 12.5 MiB: six huge pages, and eight pages of 64 KiB.
+        assert_eq!(huge.expected_faults(), 14);
+        assert_eq!(huge.fewer(&huge.without, &huge.now), 186.0);
     }
 }

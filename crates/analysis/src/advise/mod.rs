@@ -40,6 +40,8 @@ use crate::replay::Source;
 use crate::stop;
 use collector::Collector;
 use costs::Meter;
+use faultless::PAGE_SIZE;
+use faultless_trace::resident::host_page_size;
 use findings::Findings;
 use item::Apply;
 use once::{Run, once};
@@ -73,7 +75,18 @@ pub fn count(
     program: Program,
     observer: &dyn Observer,
 ) -> Result<Findings, Error> {
-    Findings::of(source, program, Sizes::read(), Shmem::read(), observer)
+    let (mut sizes, mut shmem) = (Sizes::read(), Shmem::read());
+    let (recorded, host) = (source.small_pages * PAGE_SIZE, host_page_size());
+    if recorded != host {
+        observer.note(&format!(
+            "the recording is of a host with pages of {} KiB, and this host has pages of {} KiB: \
+             costs are computed from this host's, and advice about huge pages is omitted",
+            recorded >> 10,
+            host >> 10
+        ));
+        (sizes, shmem) = (Sizes { all: None, sizes: Vec::new() }, Shmem::NONE);
+    }
+    Findings::of(source, program, sizes, shmem, observer)
 }
 
 /// Measures the costs of a page on this host for the `findings` of [`count`]. Runs `command`, if

@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Item, Open, size};
 use super::named;
 use super::sysfs::Mode;
-use super::time::{fewer, folio_time, touch_time};
+use super::time::{folio_time, touch_time};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
@@ -33,7 +33,7 @@ fn lazily(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "Go frees lazily".into(),
         action: "GODEBUG=madvdontneed=0".into(),
         saving: findings.census.discarded as f64 * touch_time(findings, costs),
-        spared: Some(findings.census.discarded as f64 * findings.single()),
+        spared: Some(findings.spared(findings.census.discarded as f64 * findings.single())),
         unused: 0,
         apply: named::go_frees_lazily(),
         at_best: 0.0,
@@ -69,7 +69,7 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
         name: "Java heap on THP".into(),
         action: "-XX:+UseTransparentHugePages".into(),
         saving: folio_time(&findings.now, costs) - folio_time(with, costs),
-        spared: Some(fewer(&findings.now, with)),
+        spared: Some(findings.fewer(&findings.now, with)),
         unused: with.outcome.peak_untouched * PAGE_SIZE,
         apply: named::java_thp(),
         at_best: 0.0,

@@ -9,7 +9,9 @@
 use crate::error::Error;
 use crate::observer::Observer;
 use crate::stop;
+use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::resident::host_page_size;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -61,7 +63,7 @@ pub fn size_file(order: u8) -> PathBuf {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The setting of all sizes together, which a size may inherit; `None` if the kernel has no
-    /// huge pages.
+    /// huge pages of 2 MiB.
     pub all: Option<Mode>,
     /// The order and the setting of each size, the smallest first. Empty if the kernel has only one
     /// size.
@@ -77,8 +79,11 @@ impl Sizes {
             let text = fs::read_to_string(size_file(order)).ok()?;
             Some((order, Mode::of(&text, all.unwrap_or(Mode::Never))))
         };
-        let sizes = (SMALLEST..=LARGEST).filter_map(size).collect();
-        Self { all, sizes }
+        let sizes: Vec<_> = (SMALLEST..=LARGEST).filter_map(size).collect();
+        // With larger base pages the setting without a size is of THP beyond the largest folio of
+        // the model: 32 MiB or 512 MiB.
+        let known = host_page_size() == PAGE_SIZE || sizes.iter().any(|it| it.0 == LARGEST);
+        Self { all: all.filter(|_| known), sizes }
     }
 
     /// Returns the setting of folios of `order`.
@@ -113,7 +118,7 @@ pub struct Shmem {
 }
 
 impl Shmem {
-    /// A kernel without huge pages for shared memory.
+    /// A kernel without huge pages of 2 MiB for shared memory.
     pub const NONE: Self = Self { mode: Mode::Never, word: String::new(), file: None };
 
     /// Reads the setting of this host.
@@ -124,6 +129,9 @@ impl Shmem {
     /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a separate file,
     /// which inherits the setting of all sizes by default.
     fn below(dir: &Path) -> Self {
+        if host_page_size() != PAGE_SIZE {
+            return Self::NONE;
+        }
         let all = dir.join("shmem_enabled");
         let own = dir.join(format!("hugepages-{}kB/shmem_enabled", kib(LARGEST)));
         let Ok(text) = fs::read_to_string(&all) else { return Self::NONE };

@@ -29,11 +29,6 @@ pub fn folio_time(folios: &Folios, costs: &Costs) -> f64 {
     (0..).zip(&folios.mapped).map(time).sum()
 }
 
-/// Returns the reduction in faults from `now` to `with`.
-pub fn fewer(now: &Folios, with: &Folios) -> f64 {
-    now.outcome.left as f64 - with.outcome.left as f64
-}
-
 /// Returns the average nanoseconds of the first touch of a page, over single pages and folios.
 pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
     let touches = findings.now.outcome.faults;

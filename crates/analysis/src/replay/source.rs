@@ -18,8 +18,11 @@ pub struct Source {
     /// The name in results: the name of a bundled recording, or of the file without extension, or
     /// of the program for `perf.data`.
     pub name: String,
-    /// The recorded events.
+    /// The recorded events, in pages of 4 KiB.
     pub trace: Trace,
+    /// The pages of 4 KiB in a page of the recorded host. Above 1, `trace` has this number of
+    /// faults for each recorded fault.
+    pub small_pages: u64,
     /// The planned operations.
     pub plan: Plan,
 }
@@ -39,8 +42,28 @@ impl Source {
     /// # Errors
     /// The trace is inconsistent.
     pub fn new(name: String, trace: Trace) -> Result<Self, Error> {
+        let small_pages = trace.small_pages();
+        let trace = trace.in_small_pages().map_err(|error| Error::input(&name, error))?;
         let plan = Plan::new(&trace).map_err(|error| Error::input(&name, error))?;
-        Ok(Self { name, trace, plan })
+        Ok(Self { name, trace, small_pages, plan })
+    }
+
+    /// Returns this source for a replay on the subsystem, which has pages of 4 KiB.
+    ///
+    /// # Errors
+    /// The recorded host has larger pages.
+    pub fn replayable(self) -> Result<Self, Error> {
+        if self.small_pages == 1 {
+            return Ok(self);
+        }
+        let size = self.small_pages * PAGE_SIZE >> 10;
+        let why = format!(
+            "recorded on a host with pages of {size} KiB, and the subsystem has pages of 4 KiB: a \
+             replay would take {} faults for each recorded fault. `faultless advise` reads such \
+             recordings; to replay the program, record it on a host with pages of 4 KiB",
+            self.small_pages
+        );
+        Err(Error::input(&self.name, why))
     }
 
     /// Returns the CPUs of the machine for the replay: one for each thread, up to the limit.

@@ -125,7 +125,8 @@ fn print_faults(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError
 
 /// Prints the time of the faults, and their number.
 fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let Findings { name, census, .. } = answer.findings;
+    let name = &answer.findings.name;
+    let recorded = answer.findings.faults(answer.findings.census.faults());
     let measured = spent(answer.findings, &answer.costs);
     let spent = spent(answer.findings, &answer.bounded());
     writeln!(
@@ -148,13 +149,13 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
             }
         )?;
     }
-    if answer.findings.expected_faults() < census.faults() {
+    if answer.findings.expected_faults() < recorded {
         writeln!(
             out,
             " {} were recorded, without huge pages; with the settings of huge pages on this host {} remain{}.",
-            grouped(census.faults()),
+            grouped(recorded),
             grouped(answer.findings.expected_faults()),
-            if census.asks_for_huge {
+            if answer.findings.census.asks_for_huge {
                 ", as the program requests huge pages (MADV_HUGEPAGE)"
             } else {
                 ""
@@ -167,12 +168,14 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
 /// Prints the faults by cause.
 fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
     let census = &findings.census;
-    writeln!(
-        out,
-        " {} of them {} the second to eighth page of a sequence.",
-        grouped(census.in_sequence),
-        if census.in_sequence == 1 { "is" } else { "are" }
-    )?;
+    if findings.small_pages == 1 {
+        writeln!(
+            out,
+            " {} of them {} the second to eighth page of a sequence.",
+            grouped(census.in_sequence),
+            if census.in_sequence == 1 { "is" } else { "are" }
+        )?;
+    }
     let mut kinds = vec![
         (census.zeroed, "zero a page"),
         (census.zero_page, "map the zero page"),
@@ -181,8 +184,10 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
         (census.file, "map a page of a file or of shared memory"),
     ];
     kinds.retain(|(count, _)| *count > 0);
-    let kinds: Vec<_> =
-        kinds.iter().map(|(count, what)| format!("{} {what}", grouped(*count))).collect();
+    let kinds: Vec<_> = kinds
+        .iter()
+        .map(|(count, what)| format!("{} {what}", grouped(findings.faults(*count))))
+        .collect();
     writeln!(out, " {}.", kinds.join(", "))?;
     if let Some(file) = findings.shmem.file.as_deref().filter(|_| census.shared > 0) {
         writeln!(
@@ -197,7 +202,7 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
         writeln!(
             out,
             " {} zero a page that the program had before and had returned to the kernel.",
-            grouped(back)
+            grouped(findings.faults(back))
         )?;
     }
     Ok(())
@@ -260,6 +265,15 @@ fn print_page(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
         "{}",
         describe_page(costs.page, alone, [costs.quiet.exception(), costs.path(), costs.zeroing])
     )?;
+    let small_pages = answer.findings.small_pages;
+    if small_pages > 1 {
+        writeln!(
+            out,
+            " These are costs of 4 KiB of memory; a fault maps {} KiB, and costs {small_pages} \
+             times as much.",
+            4 * small_pages
+        )?;
+    }
     if costs.shadowed() {
         writeln!(
             out,

@@ -313,7 +313,7 @@ fn named(only: &[String], scale: &Scale) -> Result<Vec<Subject>, CliError> {
         }
         recordings.push(match Origin::find_with_note(Path::new(bare)) {
             Some(Origin::Shipped(recording)) => Recorded::Shipped(recording),
-            Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?)),
+            Some(Origin::File(file)) => Recorded::File(Arc::new(read(&file)?.replayable()?)),
             None => return Err(unknown(name)),
         });
     }
@@ -443,8 +443,12 @@ impl Tables {
         programs::print(out, &programs(reports).collect::<Vec<_>>(), style)?;
         defaults::print(&self.defaults, out, style)?;
         if !details {
-            let more = "More: compare --details; faultless scale (other numbers of CPUs), versus (beside Linux), advise (for the Linux that runs now).";
-            writeln!(out, "{}", filled(more, style.width))?;
+            let versus = if cfg!(feature = "machine") { " versus (beside Linux)," } else { "" };
+            let more = format!(
+                "More: compare --details; faultless scale (other numbers of CPUs),{versus} advise \
+                 (for the Linux that runs now)."
+            );
+            writeln!(out, "{}", filled(&more, style.width))?;
         }
         Ok(())
     }

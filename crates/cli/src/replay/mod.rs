@@ -73,7 +73,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
     }
     let source = match source::open(&args.recording)? {
-        Input::Recording(source) => Arc::new(*source),
+        Input::Recording(source) => Arc::new(source.replayable()?),
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
     if args.html.html.is_some() {

@@ -172,7 +172,7 @@ fn find(subject: &Path, params: &[String]) -> Result<Subject, CliError> {
             let why = "a recording has no parameters";
             return Err(CliError::Usage(format!("{name}: {param}: {why}")));
         }
-        return Ok(Subject::Recording(Arc::from(source)));
+        return Ok(Subject::Recording(Arc::new(source.replayable()?)));
     }
     let mut known: Vec<_> = all().iter().map(|info| info.name).collect();
     known.extend(recordings::all().iter().map(|recording| recording.name));

@@ -101,6 +101,7 @@ impl Trace {
             recorded: self.header.recorded,
             ..Summary::default()
         };
+        let size = u64::from(self.header.page_size).max(PAGE_SIZE);
         let mut pages = vec![PageSet::default(); self.processes.len()];
         for event in &self.events {
             match event.kind {
@@ -113,11 +114,11 @@ impl Trace {
                     summary.write_faults += usize::from(access == Access::Write);
                     summary.present_faults += usize::from(present);
                     let process = self.threads[event.thread as usize].process;
-                    pages[process as usize].insert(page / PAGE_SIZE);
+                    pages[process as usize].insert(page / size);
                 }
                 Kind::Map { .. } => summary.maps += 1,
                 Kind::Area { .. } => summary.areas += 1,
-                Kind::Resident { len, .. } => summary.resident_pages += (len / PAGE_SIZE) as usize,
+                Kind::Resident { len, .. } => summary.resident_pages += (len / size) as usize,
                 Kind::Unmap { .. } => summary.unmaps += 1,
                 Kind::Remap { .. } => summary.remaps += 1,
                 Kind::Protect { .. } => summary.protects += 1,

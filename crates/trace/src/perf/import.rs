@@ -17,14 +17,16 @@
 //! provides the backing of the area, and the call provides all other data. Within another recorded
 //! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
+use super::architecture::Architecture;
 use super::chains::Chains;
-use super::roles::{CALLS, COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
+use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
 use super::unwind::Unwind;
 use super::{Running, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
     Prot, Recorded, StackId, ThreadInfo, Trace,
 };
+use crate::resident::host_page_size;
 use crate::symbols::Source;
 use faultless::{PAGE_SIZE, page_down, page_up};
 use linux_perf_data::linux_perf_event_reader::{
@@ -64,6 +66,10 @@ pub(super) struct Import<'a> {
     first: Vec<(i32, u32)>,
     header: Header,
     roles: Vec<Role>,
+    /// The architecture, whose numbers the calls have.
+    architecture: Architecture,
+    /// The bits of the addresses and lengths of all mappings, which the page size divides.
+    bounds: u64,
     /// The calls with recorded exits.
     exits: HashSet<Call>,
     processes: Vec<ProcessInfo>,
@@ -99,10 +105,7 @@ pub(super) struct Import<'a> {
 impl<'a> Import<'a> {
     pub fn new(file: &PerfFile, running: Option<Running<'a>>) -> Result<Self, String> {
         let text = |value: Result<Option<&str>, _>| value.ok().flatten().unwrap_or("").to_owned();
-        let arch = text(file.arch());
-        if !matches!(arch.as_str(), "" | "x86_64") {
-            return Err(format!("recorded on {arch}; only x86-64 recordings are understood"));
-        }
+        let architecture = Architecture::of_perf(&text(file.arch()))?;
         let section = file.feature_section_data(Feature::TRACING_DATA).unwrap_or_default();
         let layouts = format::layouts(section);
         let attrs = file.event_attributes();
@@ -144,6 +147,8 @@ impl<'a> Import<'a> {
             first: Vec::new(),
             header,
             roles,
+            architecture,
+            bounds: 0,
             exits,
             processes: Vec::new(),
             alive: Vec::new(),
@@ -296,6 +301,10 @@ impl<'a> Import<'a> {
             }
             failed.next_if_eq(&number).is_none()
         });
+        self.header.page_size = match self.running {
+            Some(_) if self.architecture == Architecture::OWN => host_page_size() as u32,
+            _ => self.architecture.page_size(self.bounds),
+        };
         let mut trace = Trace {
             header: self.header,
             processes: self.processes,
@@ -303,6 +312,7 @@ impl<'a> Import<'a> {
             events: self.events,
             stacks,
         };
+        trace.extend_to_pages();
         if let Some(running) = self.running {
             initial::add(&mut trace, &self.first, self.start_ns.unwrap_or(0), running);
         }
@@ -416,6 +426,8 @@ impl<'a> Import<'a> {
 
     /// Processes a mapping record.
     fn area(&mut self, thread: u32, address: u64, len: u64, prot: Prot, backing: Backing) {
+        self.bounds |= address | len;
+        let address = self.architecture.address(address);
         if let Some(pending) = self.pending.get_mut(&thread) {
             pending.backing.get_or_insert(backing);
             return;
@@ -438,7 +450,7 @@ impl<'a> Import<'a> {
         match &self.roles[attr] {
             &Role::Fault { kernel, address, ip, error_code } => {
                 let code = field(error_code, "error code")?;
-                let page = page_down(field(address, "address")?);
+                let page = page_down(self.architecture.address(field(address, "address")?));
                 let access = if code & ERROR_FETCH != 0 {
                     Access::Exec
                 } else if code & ERROR_WRITE != 0 {
@@ -456,7 +468,8 @@ impl<'a> Import<'a> {
                 );
             }
             Role::SoftwareFault => {
-                let page = page_down(sample.addr.ok_or_else(|| cut("address"))?);
+                let address = sample.addr.ok_or_else(|| cut("address"))?;
+                let page = page_down(self.architecture.address(address));
                 let kernel = sample.cpu_mode == CpuMode::Kernel;
                 let thread = self.thread(pid, tid);
                 let (access, present) = (Access::Unknown, false);
@@ -469,13 +482,12 @@ impl<'a> Import<'a> {
             }
             Role::Enter { number, args } => {
                 let number = field(*number, "call number")?;
-                let Some(&(call, ..)) = CALLS.iter().find(|entry| entry.1 == number) else {
-                    return Ok(());
-                };
+                let Some(call) = self.architecture.call(number) else { return Ok(()) };
                 let mut values = [0; 6];
                 for (value, arg) in values.iter_mut().zip(args) {
                     *value = field(*arg, "arguments")?;
                 }
+                values[0] = self.architecture.address(values[0]);
                 let thread = self.thread(pid, tid);
                 self.enter(thread, call, values);
             }
@@ -483,10 +495,8 @@ impl<'a> Import<'a> {
                 let number = field(number, "call number")?;
                 let result = field(result, "result")?;
                 let thread = self.thread(pid, tid);
-                let matches = |pending: &mut Pending| {
-                    CALLS.iter().any(|(call, n, ..)| *call == pending.call && *n == number)
-                };
-                let matched = self.pending.get_mut(&thread).is_some_and(matches);
+                let call = self.architecture.call(number);
+                let matched = self.pending.get(&thread).is_some_and(|it| call == Some(it.call));
                 if let (true, Some(pending)) = (matched, self.pending.remove(&thread)) {
                     self.settle(thread, &pending, result);
                 }
@@ -537,11 +547,12 @@ impl<'a> Import<'a> {
 
     /// Processes the return of a call with `result`; 0 for an unseen exit.
     fn settle(&mut self, thread: u32, pending: &Pending, result: u64) {
+        let folded = self.architecture.address(result);
         if result >= FIRST_ERRNO {
             self.failed += 1;
             self.failed_slots.extend(pending.slot);
         } else if pending.slot.is_none()
-            && let Some(kind) = call_event(pending.call, &pending.args, result, pending.backing)
+            && let Some(kind) = call_event(pending.call, &pending.args, folded, pending.backing)
         {
             self.push(thread, kind);
         }

@@ -70,12 +70,14 @@ fn active(trace: &Trace, first: &[(i32, u32)], own: &[i32]) -> Vec<bool> {
 /// microseconds: they became resident after the start.
 fn faulted(trace: &Trace, process: u32, until: u64) -> PageSet {
     let mut pages = PageSet::default();
+    let small = trace.small_pages();
     for event in trace.events.iter().take_while(|event| event.time_us <= until) {
         let own = trace.threads[event.thread as usize].process == process;
         if let Kind::Fault { page, present: false, .. } = event.kind
             && own
         {
-            pages.insert(page / PAGE_SIZE);
+            let first = page / PAGE_SIZE;
+            (first..first + small).for_each(|page| _ = pages.insert(page));
         }
     }
     pages

@@ -2,10 +2,11 @@
 //!
 //! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
 //! allocate without bound, so that errors can name an offset; `packed` decompresses records;
-//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and `unwind` unwinds copies of stacks; `roles` determines the meaning of each
-//! perf event; `import` converts the sorted records to a [`Trace`], and `initial` adds the state of
-//! processes that ran before the recording. The `linux-perf-data` crate sorts and decodes the
-//! records.
+//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and `unwind`
+//! unwinds copies of stacks; `roles` determines the meaning of each perf event, and `architecture`
+//! the meaning of the numbers of calls; `import` converts the sorted records to a [`Trace`], and
+//! `initial` adds the state of processes that ran before the recording. The `linux-perf-data` crate
+//! sorts and decodes the records.
 //!
 //! # Events used
 //!
@@ -15,6 +16,7 @@
 //! `raw_syscalls:sys_enter` and `sys_exit`; `task:task_newtask`; the MMAP2, MMAP, FORK, EXIT and
 //! COMM records of every file; and LOST records, which are counted. All other records are skipped.
 
+mod architecture;
 mod chains;
 mod format;
 mod import;
@@ -23,6 +25,8 @@ mod packed;
 mod roles;
 mod scan;
 mod unwind;
+
+pub(crate) use architecture::Architecture;
 
 use crate::error::{Error, Place};
 use crate::event::Trace;
@@ -43,8 +47,8 @@ const BUFFER: usize = 1 << 20;
 /// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a `perf.data` file of x86-64 written to a file by `perf record` (not to a
-/// pipe), contain no page faults, or are truncated or corrupted.
+/// The bytes are not a `perf.data` file of x86-64 or aarch64 written to a file by `perf record`
+/// (not to a pipe), contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     let bytes = scan::check(path, bytes)?;
     guarded(path, Cursor::new(&*bytes), None, &mut || true)
@@ -141,7 +145,11 @@ fn read(
     let PerfFileReader { mut perf_file, mut record_iter } =
         PerfFileReader::parse_file(bytes).map_err(|e| whole(e.to_string()))?;
     if perf_file.endian() != Endianness::LittleEndian {
-        return Err(Error::at(path, 0, "recorded on a big-endian machine; x86-64 is understood"));
+        return Err(Error::at(
+            path,
+            0,
+            "recorded on a big-endian machine; x86-64 and aarch64 are understood",
+        ));
     }
     let mut import = import::Import::new(&perf_file, running).map_err(whole)?;
     for number in 0.. {

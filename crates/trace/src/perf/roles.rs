@@ -8,7 +8,7 @@ use linux_perf_data::linux_perf_event_reader::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// The supported calls, by their x86-64 numbers.
+/// The supported calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Call {
     Mmap,
@@ -30,13 +30,13 @@ pub(super) const NO_MUNMAP: &str = "munmap calls were not recorded: a page that 
      savings of prefault are too small. Remedy: record with `faultless record -- PROGRAM` \
      (without --lesser)";
 
-pub(super) const CALLS: [(Call, u64, &str, Recorded); 6] = [
-    (Call::Mmap, 9, "mmap", Recorded::MMAP),
-    (Call::Mprotect, 10, "mprotect", Recorded::MPROTECT),
-    (Call::Munmap, 11, "munmap", Recorded::MUNMAP),
-    (Call::Brk, 12, "brk", Recorded::BRK),
-    (Call::Mremap, 25, "mremap", Recorded::MREMAP),
-    (Call::Madvise, 28, "madvise", Recorded::MADVISE),
+pub(super) const CALLS: [(Call, &str, Recorded); 6] = [
+    (Call::Mmap, "mmap", Recorded::MMAP),
+    (Call::Mprotect, "mprotect", Recorded::MPROTECT),
+    (Call::Munmap, "munmap", Recorded::MUNMAP),
+    (Call::Brk, "brk", Recorded::BRK),
+    (Call::Mremap, "mremap", Recorded::MREMAP),
+    (Call::Madvise, "madvise", Recorded::MADVISE),
 ];
 
 /// The meaning of the samples of one perf event, and the location of their fields.
@@ -110,7 +110,7 @@ fn meaning(
         _ => (0..6).map(|n| Field { offset: 16 + 8 * n, size: 8 }).collect(),
     };
     let is = |prefix: &str| name.strip_prefix(prefix).map(str::to_owned);
-    let the_call = |name: &str| CALLS.iter().find(|entry| entry.2 == name);
+    let the_call = |name: &str| CALLS.iter().find(|entry| entry.1 == name);
     Ok(match name.as_str() {
         "exceptions:page_fault_user" | "exceptions:page_fault_kernel" => {
             let kernel = name.ends_with("kernel");

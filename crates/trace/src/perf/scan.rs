@@ -193,7 +193,8 @@ impl<B: Bytes> Scan<'_, B> {
         match &self.array::<8>(0)? {
             b"PERFILE2" => {}
             b"2ELIFREP" => {
-                let why = "a perf.data file of a big-endian machine; x86-64 is understood";
+                let why =
+                    "a perf.data file of a big-endian machine; x86-64 and aarch64 are understood";
                 return self.wrong(0, why);
             }
             b"PERFFILE" => {

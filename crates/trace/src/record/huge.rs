@@ -1,11 +1,20 @@
 //! Huge pages of the system, which hide first touches: one fault maps many pages.
 
+use crate::resident::host_page_size;
 use std::fs;
 use std::path::Path;
 
 const SYSFS: &str = "/sys/kernel/mm/transparent_hugepage";
-/// The size of THP in KiB, as in the names of sizes.
-const PMD_KIB: u64 = 2048;
+/// Returns the size of THP in KiB, as in the names of sizes: the memory of a table of pages, whose
+/// entries have eight bytes.
+fn thp_kib(page: u64) -> u64 {
+    page * (page / 8) >> 10
+}
+
+/// Returns the number of base pages in `kib` KiB.
+fn pages(kib: u64) -> u64 {
+    (kib << 10) / host_page_size()
+}
 
 /// The anonymous huge pages that a program gets without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +39,7 @@ impl HugePages {
             "huge pages are on for all programs (up to {largest} KiB), and a recording of running \
              processes leaves them on: a fault maps up to {} pages, whose first touches are not \
              recorded",
-            largest / 4
+            pages(*largest)
         ))
     }
 
@@ -42,7 +51,7 @@ impl HugePages {
         Some(if self.off {
             format!(
                 "{which}, and off for the recorded program: without a recorder the program takes fewer faults, each of up to {} pages",
-                largest / 4
+                pages(*largest)
             )
         } else {
             format!(
@@ -77,7 +86,7 @@ fn sizes(sysfs: &Path) -> Vec<u64> {
     }
     // Linux before 6.8 has one size.
     if !listed && global == "always" {
-        sizes.push(PMD_KIB);
+        sizes.push(thp_kib(host_page_size()));
     }
     sizes.sort_unstable();
     sizes
