@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{fewer, folio_time, shared_time};
-use super::{allocator, runtime};
+use super::{allocator, others, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -22,7 +22,8 @@ const FEW: u64 = 256;
 
 /// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
-    allocator::open(findings).into_iter().chain(runtime::open(findings)).collect()
+    let all = allocator::open(findings).into_iter().chain(others::open(findings));
+    all.chain(runtime::open(findings)).collect()
 }
 
 /// Returns all items that apply to the program, the largest saving first.
@@ -42,6 +43,7 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(without_thp(findings, costs));
     items.extend(shared_memory(findings, costs));
     items.extend(allocator::predicted(findings, costs));
+    items.extend(others::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));

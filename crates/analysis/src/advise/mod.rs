@@ -20,8 +20,10 @@ pub mod interval;
 pub mod item;
 pub mod items;
 pub mod library;
+pub mod linked;
 pub mod named;
 pub mod once;
+pub mod others;
 pub mod preload;
 pub mod program;
 mod runtime;
@@ -39,7 +41,8 @@ use collector::Collector;
 use costs::Meter;
 use findings::Findings;
 use item::Apply;
-use once::{Run, once};
+use linked::Seen;
+use once::{Run, watched};
 use program::Program;
 use std::ffi::OsString;
 use sysfs::{Shmem, Sizes};
@@ -75,9 +78,11 @@ pub fn measure(
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
     let (sizes, shmem) = (Sizes::read(), Shmem::read());
+    let go = program.go;
     let mut findings = Findings::of(source, program, sizes, shmem, observer)?;
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
+    let mut seen = Seen::default();
     for round in 0..ROUNDS {
         // One round suffices for a result. Without a plain run, the result uses the time of the
         // recording.
@@ -93,12 +98,13 @@ pub fn measure(
                 "the program runs again without the recorder; its input is empty, its output is discarded, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
-            plain = once(command, &Apply::Nothing, observer)?;
-            if program.go && !runtime::chosen() && !stop::requested() {
+            plain = watched(command, &Apply::Nothing, observer, |pid| seen.look(pid))?;
+            if go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
         }
     }
+    findings.add_allocators(source, seen.allocators())?;
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
     }

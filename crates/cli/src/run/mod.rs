@@ -125,7 +125,10 @@ fn given(args: &RunArgs) -> Result<Vec<Given>, CliError> {
 /// Prints a warning for each advice without an effect on `program`, and for each variable of the
 /// user that is replaced. Returns the kind of the program.
 fn warned(program: &OsStr, given: &[Given]) -> Program {
-    let kind = Program::named(program);
+    let mut kind = Program::named(program);
+    if given.iter().any(|given| Program::depends_on_libraries(&given.apply)) {
+        kind.add_libraries(program);
+    }
     for Given { name, apply } in given {
         if let Some(why) = kind.obstacle(apply) {
             say!("faultless: warning: {name} on {}: {why}", program.display());
