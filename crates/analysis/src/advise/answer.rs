@@ -212,7 +212,7 @@ impl<'a> Answer<'a> {
                 Context { setting: format!("call site {}", site.label()), ..context.clone() };
             let seconds = Number::Real(site.nanoseconds / 1e9);
             figures.figure(&context, "predicted_site_seconds", "s", seconds)?;
-            let faults = Number::Whole(site.faults.total());
+            let faults = Number::Whole(site.faults);
             figures.figure(&context, "site_faults", "count", faults)?;
             figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
         }

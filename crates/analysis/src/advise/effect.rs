@@ -85,7 +85,7 @@ impl Effect {
         };
         for setting in settings {
             let what = match separator {
-                Some(_) => format!("{} in {variable}", option(setting)),
+                Some(_) => format!("{} in {variable}", option(variable, setting)),
                 None => variable.to_owned(),
             };
             if !given.add(name, &what, setting)? {
@@ -147,11 +147,18 @@ impl Given {
 
 /// Returns the separator of the settings in the variable `name`, if the variable is a list.
 pub fn separator(name: &str) -> Option<&'static str> {
+    // jemalloc's variable has a prefix in some builds.
+    if name.ends_with("MALLOC_CONF") {
+        return Some(",");
+    }
     LISTS.iter().find(|(list, _)| *list == name).map(|(_, separator)| *separator)
 }
 
 /// Returns the name of an option in a list: the part before its value.
-fn option(setting: &str) -> &str {
+fn option<'a>(variable: &str, setting: &'a str) -> &'a str {
+    if variable.ends_with("MALLOC_CONF") {
+        return setting.split_once(':').map_or(setting, |(name, _)| name);
+    }
     if let Some(size) = SIZES.iter().find(|size| setting.starts_with(**size)) {
         return size;
     }
@@ -187,6 +194,8 @@ mod tests {
         let both = "glibc.malloc.check=1:glibc.malloc.hugetlb=1";
         assert_eq!(joined("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", before), both);
         assert_eq!(joined("GODEBUG", "madvdontneed=0", Some("".into())), "madvdontneed=0");
+        let decays = joined("_RJEM_MALLOC_CONF", "dirty_decay_ms:-1", Some("narenas:2".into()));
+        assert_eq!(decays, "narenas:2,dirty_decay_ms:-1");
         assert_eq!(joined("MALLOC_MMAP_MAX_", "0", Some("7".into())), "0");
     }
 
@@ -211,6 +220,7 @@ mod tests {
             (["populate=1M", "populate=2M"], "FAULTLESS_POPULATE has two values"),
             (["prefault-ahead=1M", "prefault-ahead"], "FAULTLESS_PREFAULT_AHEAD has two values"),
             (["huge-text", "huge-text-collapse"], "FAULTLESS_HUGE_TEXT has two values"),
+            (["jemalloc-arenas=1", "jemalloc-arenas=2"], "narenas in MALLOC_CONF has two values"),
             (["java-heap=1M", "java-heap=2M"], "-Xms in JAVA_TOOL_OPTIONS has two values"),
         ] {
             let error = of(&names).expect_err("two values");

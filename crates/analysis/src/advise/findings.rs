@@ -3,6 +3,8 @@
 
 use super::collector::Collector;
 use super::heap::{Padded, of_malloc, padded};
+use super::linked::Linked;
+use super::others::huge_arenas;
 use super::program::Program;
 use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
 use crate::error::Error;
@@ -13,6 +15,7 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
 use faultless_trace::census::Census;
+use faultless_trace::discard::Discards;
 use faultless_trace::keep::{Kept, kept};
 use faultless_trace::plan::PlanError;
 use faultless_trace::record::HUGE_ON;
@@ -59,6 +62,13 @@ pub struct Findings {
     pub reserved: Vec<Reserved>,
     /// The trace of Go's collector in a run; `None` for a recording, and for other programs.
     pub collector: Option<Collector>,
+    /// Memory that was returned to the kernel and used again.
+    pub discards: Discards,
+    /// Folios if the allocator requests huge pages; `None` without an allocator beside the C
+    /// library's.
+    pub arenas_huge: Option<Folios>,
+    /// The recorded threads.
+    pub threads: usize,
     /// The effect of keeping freed memory.
     pub kept: Kept,
     /// The effect of prefault by the kernel; `None` if the user interrupted the replay, if the
@@ -71,7 +81,7 @@ const REPLAYS: u64 = 8;
 
 impl Findings {
     /// Steps of progress of [`of`](Self::of), about.
-    pub const STEPS: u64 = LARGEST as u64 + 4 + REPLAYS;
+    pub const STEPS: u64 = LARGEST as u64 + 5 + REPLAYS;
 
     /// Returns the expected faults of a run without a recorder, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
@@ -107,6 +117,13 @@ impl Findings {
         }
     }
 
+    /// Adds allocators that a run of the program had.
+    pub fn add_allocators(&mut self, seen: Vec<Linked>) {
+        let others = &mut self.program.others;
+        let new: Vec<_> = seen.into_iter().filter(|linked| !others.contains(linked)).collect();
+        others.extend(new);
+    }
+
     /// Corrects the counts for a program that switches huge pages off for itself.
     pub fn switch_huge_off(&mut self) {
         self.sizes = Sizes { all: None, sizes: Vec::new() };
@@ -116,6 +133,7 @@ impl Findings {
         self.now = self.without;
         self.padded_folios = self.without;
         self.malloc_huge = [self.without; 2];
+        self.arenas_huge = None;
     }
 
     /// Returns the peak size of anonymous memory in bytes, with any of the settings.
@@ -160,6 +178,7 @@ impl Findings {
         observer.begin("counts faults with other settings of malloc");
         let malloc = |orders: &[u8]| counted(folios_of(trace, of_malloc(trace), orders, &asked));
         let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[LARGEST]].concat())?];
+        let arenas_huge = Some(counted(huge_arenas(trace, &always, &asked))?);
         let mut pad = Padded::default();
         let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
         observer.begin("replays the program with prefault");
@@ -202,6 +221,9 @@ impl Findings {
             padded_folios,
             reserved: reserved(trace).map_err(wrong)?,
             collector: None,
+            discards: Discards::of(trace).map_err(wrong)?,
+            arenas_huge,
+            threads: trace.threads.len(),
             kept: kept(trace).map_err(wrong)?,
             prefault: effects.and_then(|effects| effects.into_iter().next()),
             sizes,

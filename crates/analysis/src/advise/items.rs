@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{folio_time, shared_time};
-use super::{ahead, allocator, runtime};
+use super::{ahead, allocator, others, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -22,8 +22,8 @@ const FEW: u64 = 256;
 
 /// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
-    let open = allocator::open(findings).into_iter().chain(ahead::open(findings));
-    open.chain(runtime::open(findings)).collect()
+    let all = allocator::open(findings).into_iter().chain(ahead::open(findings));
+    all.chain(others::open(findings)).chain(runtime::open(findings)).collect()
 }
 
 /// Returns all items that apply to the program, the largest saving first.
@@ -43,6 +43,7 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(without_thp(findings, costs));
     items.extend(shared_memory(findings, costs));
     items.extend(allocator::predicted(findings, costs));
+    items.extend(others::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));
@@ -420,8 +421,8 @@ pub(super) mod tests {
         for (size, small) in [(4 << 10, 1), (16 << 10, 4), (64 << 10, 16)] {
             let source = recording(size, 198);
             let none = Sizes { all: None, sizes: Vec::new() };
-            let findings =
-                Findings::of(&source, program, none, Shmem::NONE, &()).expect("a valid recording");
+            let findings = Findings::of(&source, program.clone(), none, Shmem::NONE, &())
+                .expect("a valid recording");
             assert_eq!((findings.expected_faults(), findings.census.zeroed), (198, 198 * small));
             assert_eq!(findings.now.outcome.peak_resident * PAGE_SIZE, 198 * size);
             let items = predict(&findings, &costs());
@@ -439,7 +440,7 @@ pub(super) mod tests {
         }
         // A huge page is one fault for any size of a page.
         let findings = |sizes| {
-            Findings::of(&recording(64 << 10, 200), program, sizes, Shmem::NONE, &())
+            Findings::of(&recording(64 << 10, 200), program.clone(), sizes, Shmem::NONE, &())
                 .expect("valid")
         };
         let huge =

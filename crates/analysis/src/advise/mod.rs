@@ -22,8 +22,10 @@ pub mod interval;
 pub mod item;
 pub mod items;
 pub mod library;
+pub mod linked;
 pub mod named;
 pub mod once;
+pub mod others;
 pub mod preload;
 pub mod program;
 mod runtime;
@@ -44,7 +46,8 @@ use faultless::PAGE_SIZE;
 use faultless_trace::resident::host_page_size;
 use findings::Findings;
 use item::Apply;
-use once::{Run, once};
+use linked::Seen;
+use once::{Run, watched};
 use program::Program;
 use std::ffi::OsString;
 use sysfs::{Shmem, Sizes};
@@ -100,8 +103,10 @@ pub fn measure(
     consent: bool,
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
+    let go = findings.program.go;
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
+    let mut seen = Seen::default();
     for round in 0..ROUNDS {
         // One round suffices for a result. Without a plain run, the result uses the time of the
         // recording.
@@ -117,12 +122,13 @@ pub fn measure(
                 "the program runs again without the recorder; its input is empty, its output is discarded, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
-            plain = once(command, &Apply::Nothing, observer)?;
-            if findings.program.go && !runtime::chosen() && !stop::requested() {
+            plain = watched(command, &Apply::Nothing, observer, |pid| seen.look(pid))?;
+            if go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
         }
     }
+    findings.add_allocators(seen.allocators());
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
     }

@@ -5,6 +5,7 @@
 
 use super::heap::LARGER_PAD;
 use super::item::Apply;
+use super::linked::Linked;
 use super::preload::HugeText;
 use super::{ahead, collector};
 use crate::suggest;
@@ -15,6 +16,18 @@ use std::str::FromStr;
 /// threshold of trimming that no program reaches.
 pub const KEEP: [(&str, &str); 2] =
     [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
+/// The variables of builds of jemalloc: without a prefix, of Rust, and of Redis.
+const CONF: [&str; 3] = ["MALLOC_CONF", "_RJEM_MALLOC_CONF", "JE_MALLOC_CONF"];
+/// The settings with which jemalloc keeps freed memory and uses all of it again. By default,
+/// jemalloc splits no free part that is 64 times as large as a block, so adjacent freed blocks that
+/// were joined serve no block of their size until they are returned to the kernel.
+const DECAY: &str = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20";
+/// The variables with which mimalloc keeps freed memory, from version 2.1 on and before.
+const PURGE: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "-1");
+const DECOMMIT: (&str, &str) = ("MIMALLOC_ALLOW_DECOMMIT", "0");
+/// The variables with which mimalloc requests huge pages, from version 2.1 on and before.
+const ALLOW_LARGE: (&str, &str) = ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1");
+const LARGE: (&str, &str) = ("MIMALLOC_LARGE_OS_PAGES", "1");
 /// The limit of arenas advised to a program with more: the heap, and one arena for all other
 /// threads.
 pub const ARENAS: u64 = 2;
@@ -52,7 +65,7 @@ struct Row {
 }
 
 /// All short names.
-static ROWS: [Row; 14] = [
+static ROWS: [Row; 21] = [
     Row {
         name: "no-thp",
         value: Value::Without,
@@ -106,6 +119,48 @@ static ROWS: [Row; 14] = [
         value: Value::Optional(Kind::Count(1, 4096), ARENAS),
         meaning: "the maximum of glibc's arenas",
         apply: malloc_arenas,
+    },
+    Row {
+        name: "jemalloc-keeps-memory",
+        value: Value::Without,
+        meaning: "jemalloc returns no memory",
+        apply: |_| jemalloc(DECAY),
+    },
+    Row {
+        name: "jemalloc-thp",
+        value: Value::Without,
+        meaning: "jemalloc requests huge pages",
+        apply: |_| jemalloc("thp:always"),
+    },
+    Row {
+        name: "jemalloc-arenas",
+        value: Value::Optional(Kind::Count(1, 4096), 1),
+        meaning: "the number of jemalloc's arenas",
+        apply: |count| jemalloc(&format!("narenas:{count}")),
+    },
+    Row {
+        name: "jemalloc-background-thread",
+        value: Value::Without,
+        meaning: "a thread of jemalloc returns memory",
+        apply: |_| jemalloc("background_thread:true"),
+    },
+    Row {
+        name: "mimalloc-keeps-memory",
+        value: Value::Without,
+        meaning: "mimalloc returns no memory",
+        apply: |_| Apply::environment([PURGE, DECOMMIT].map(owned)),
+    },
+    Row {
+        name: "mimalloc-thp",
+        value: Value::Without,
+        meaning: "mimalloc requests huge pages",
+        apply: |_| Apply::environment([ALLOW_LARGE, LARGE].map(owned)),
+    },
+    Row {
+        name: "tcmalloc-keeps-memory",
+        value: Value::Without,
+        meaning: "tcmalloc of gperftools returns no memory",
+        apply: |_| tcmalloc_keeps(),
     },
     Row {
         name: "go-frees-lazily",
@@ -225,6 +280,49 @@ pub fn malloc_grows(bytes: u64) -> Apply {
 /// glibc's `malloc` has at most this number of arenas.
 pub fn malloc_arenas(most: u64) -> Apply {
     Apply::environment([("MALLOC_ARENA_MAX", most.to_string())])
+}
+
+/// Settings of jemalloc, for builds without and with a prefix.
+fn jemalloc(settings: &str) -> Apply {
+    Apply::environment(CONF.map(|variable| (variable, settings.to_owned())))
+}
+
+/// tcmalloc of gperftools keeps freed memory.
+fn tcmalloc_keeps() -> Apply {
+    let settings = [("TCMALLOC_RELEASE_RATE", "0"), ("TCMALLOC_AGGRESSIVE_DECOMMIT", "0")];
+    Apply::environment(settings.map(owned))
+}
+
+/// Returns a variable with its value.
+fn owned((name, value): (&'static str, &str)) -> (&'static str, String) {
+    (name, value.to_owned())
+}
+
+/// Returns the settings with which this build of an allocator keeps freed memory, if there are any.
+pub fn keeps(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Jemalloc { variable, decays: true, .. } => {
+            Some(Apply::environment([(variable, DECAY.to_owned())]))
+        }
+        Linked::Mimalloc { purges: true, .. } => Some(Apply::environment([owned(PURGE)])),
+        Linked::Mimalloc { decommits: true, .. } => Some(Apply::environment([owned(DECOMMIT)])),
+        Linked::Gperftools => Some(tcmalloc_keeps()),
+        Linked::Jemalloc { .. } | Linked::Mimalloc { .. } | Linked::Google => None,
+    }
+}
+
+/// Returns the settings with which this build of an allocator requests huge pages, if there are
+/// any.
+pub fn huge(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Jemalloc { variable, huge: true, .. } => {
+            Some(Apply::environment([(variable, "thp:always".to_owned())]))
+        }
+        Linked::Mimalloc { allows, .. } => {
+            Some(Apply::environment([owned(if *allows { ALLOW_LARGE } else { LARGE })]))
+        }
+        Linked::Jemalloc { .. } | Linked::Gperftools | Linked::Google => None,
+    }
 }
 
 /// Go keeps freed pages mapped until the kernel needs them.

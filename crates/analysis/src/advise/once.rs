@@ -59,6 +59,19 @@ pub fn once(
     applied: &Apply,
     observer: &dyn Observer,
 ) -> Result<Option<Run>, Error> {
+    watched(command, applied, observer, |_| {})
+}
+
+/// The same as [`once`]. Calls `look` with the first process repeatedly.
+///
+/// # Errors
+/// The program cannot be started, or the setting cannot be changed.
+pub fn watched(
+    command: &[OsString],
+    applied: &Apply,
+    observer: &dyn Observer,
+    mut look: impl FnMut(i32),
+) -> Result<Option<Run>, Error> {
     let mut program = silent(command)?;
     let effect = Effect::of([("", applied)])?;
     // Both are in force until the end of the run.
@@ -73,7 +86,11 @@ pub fn once(
     effect.put(&mut program, library.as_ref().map(Preload::path));
     let mut counter = FaultCounter::new();
     let mut flags = ThpFlags::default();
-    let Some((usage, wall)) = supervised(&mut program, |pid| flags.look(pid))? else {
+    let looked = supervised(&mut program, |pid| {
+        flags.look(pid);
+        look(pid);
+    })?;
+    let Some((usage, wall)) = looked else {
         return Ok(None);
     };
     let counted = counter.count();

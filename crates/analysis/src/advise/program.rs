@@ -1,6 +1,7 @@
 //! The kind of a program, which determines the settings that affect it.
 
 use super::item::Apply;
+use super::linked::{self, Linked};
 use faultless_trace::Trace;
 use faultless_trace::record::{find_program, has_capabilities};
 use memchr::memmem;
@@ -23,6 +24,9 @@ const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
 /// The start of messages of allocators linked statically into a program, as in `rustc`.
 const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
 
+/// The end of jemalloc's variable in each build.
+const CONF: &str = "MALLOC_CONF";
+
 /// The first bytes of an ELF file.
 const ELF: &[u8] = b"\x7fELF";
 /// The bits of a file that runs as its owner, and as its group.
@@ -33,7 +37,7 @@ const SETGID: u32 = 0o2010;
 const TUNABLE: &str = "glibc.malloc.trim_threshold";
 
 /// The known facts about a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Memory comes from glibc's `malloc`, according to the file of the program.
     pub glibc: bool,
@@ -47,6 +51,8 @@ pub struct Program {
     pub musl: bool,
     /// Contains, or is linked with, another allocator than glibc's.
     pub allocator: bool,
+    /// Allocators other than the C library's, in the program's file and libraries.
+    pub others: Vec<Linked>,
     /// The program has other rights than its user, so the loader ignores variables.
     pub privileged: bool,
     /// Made for another machine, such as one with 32-bit addresses.
@@ -57,6 +63,7 @@ impl Program {
     /// Examines the recorded program: its file, if the file exists, and the names of its threads.
     pub fn of(name: &OsStr, trace: &Trace) -> Self {
         let mut program = Self::named(name);
+        program.add_libraries(name);
         let java = |thread: &faultless_trace::event::ThreadInfo| {
             thread.name.starts_with("VM Thread") || thread.name.starts_with("GC Thread")
         };
@@ -64,8 +71,8 @@ impl Program {
         program
     }
 
-    /// Examines the file of the program `name`, or of the interpreter of a script. Without a
-    /// readable file, no fact is known.
+    /// Examines the file of the program `name`, or of the interpreter of a script, without its
+    /// libraries. Without a readable file, no fact is known.
     pub fn named(name: &OsStr) -> Self {
         let file = find_program(name).ok().and_then(|file| executed(&file));
         let mut program = file
@@ -87,6 +94,43 @@ impl Program {
         program
     }
 
+    /// Examines the libraries that the loader of the program `name` maps. Reads all of them.
+    pub fn add_libraries(&mut self, name: &OsStr) {
+        if let Some(file) = find_program(name).ok().and_then(|file| executed(&file)) {
+            let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+            self.add_allocators(linked::loaded(&file, &preloaded.to_string_lossy()));
+        }
+    }
+
+    /// Returns whether [`obstacle`](Self::obstacle) depends on the libraries of the program.
+    pub fn depends_on_libraries(apply: &Apply) -> bool {
+        let unknown = Self { glibc: true, ..Self::default() };
+        let Apply::Environment(variables) = apply else { return false };
+        variables.iter().any(|(name, _)| unknown.without_allocator(name).is_some())
+    }
+
+    /// Examines the libraries of the running process `pid`.
+    pub fn add_mapped(&mut self, pid: i32) {
+        self.add_allocators(linked::mapped(pid));
+    }
+
+    /// Adds the allocators in the files of the program and its libraries.
+    fn add_allocators(&mut self, files: Vec<PathBuf>) {
+        let replaces = |file: &PathBuf| {
+            let name = file.file_name().unwrap_or_default();
+            LINKED.iter().any(|allocator| has(name.as_bytes(), allocator))
+        };
+        if files.iter().any(replaces) {
+            self.glibc = false;
+            self.allocator = true;
+        }
+        for linked in linked::in_files(files) {
+            if !self.others.contains(&linked) {
+                self.others.push(linked);
+            }
+        }
+    }
+
     /// Returns the reason for which `apply` has no effect on the program, or affects only a part
     /// of its memory. The processes that the program starts can differ.
     pub fn obstacle(&self, apply: &Apply) -> Option<&'static str> {
@@ -98,6 +142,9 @@ impl Program {
             Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
                 self.without_glibc()
             }
+            Apply::Environment(variables) => {
+                variables.iter().find_map(|(name, _)| self.without_allocator(name))
+            }
             _ => None,
         }
     }
@@ -105,6 +152,26 @@ impl Program {
     /// Returns whether the preloaded library populates the blocks of the program's allocator.
     pub fn populates(&self) -> bool {
         (self.glibc || self.musl || self.java) && !self.fixed
+    }
+
+    /// Returns the reason for which the variable `name` of another allocator has no effect.
+    fn without_allocator(&self, name: &str) -> Option<&'static str> {
+        let has = |is: fn(&Linked) -> bool| self.others.iter().any(is);
+        let (found, why) = if name.ends_with(CONF) {
+            let found = has(|linked| matches!(linked, Linked::Jemalloc { .. }));
+            (found, "jemalloc is in none of the program's file and libraries")
+        } else if name.starts_with("MIMALLOC_") {
+            let found = has(|linked| matches!(linked, Linked::Mimalloc { .. }));
+            (found, "mimalloc is in none of the program's file and libraries")
+        } else if name.starts_with("TCMALLOC_") {
+            let found = has(|linked| matches!(linked, Linked::Gperftools));
+            (found, "tcmalloc of gperftools is in none of the program's file and libraries")
+        } else {
+            return None;
+        };
+        // Without a readable file, no fact is known.
+        let known = self.glibc || self.allocator || self.musl || self.go || self.fixed;
+        (known && !found).then_some(why)
     }
 
     /// Returns the reason for which the preloaded library does not see all blocks of the program.
@@ -180,6 +247,7 @@ impl Program {
             java,
             musl,
             allocator: others,
+            others: Vec::new(),
             privileged: false,
             foreign: !is_of_this_machine(&file),
         }
@@ -206,7 +274,7 @@ fn changes_rights(mode: u32, owner: (u32, u32), capabilities: bool, user: (u32, 
 
 /// Returns whether glibc's `malloc` reads the variable `name`.
 fn of_malloc(name: &str) -> bool {
-    name == "GLIBC_TUNABLES" || name.starts_with("MALLOC_")
+    name == "GLIBC_TUNABLES" || name.starts_with("MALLOC_") && name != CONF
 }
 
 /// Returns whether `bytes` contain `word`.
@@ -302,7 +370,7 @@ mod tests {
     #[test]
     fn obstacles_depend_on_the_advice() {
         let glibc = Program { glibc: true, ..Program::default() };
-        let privileged = Program { privileged: true, ..glibc };
+        let privileged = Program { privileged: true, ..glibc.clone() };
         let allocator = Program { allocator: true, ..Program::default() };
         let foreign = Program { foreign: true, ..Program::default() };
         let go = Program { go: true, ..Program::default() };
@@ -325,6 +393,26 @@ mod tests {
             );
             assert_eq!((of(&Apply::WithoutThp), of(&named::gogc(200))), ("", ""));
         }
+    }
+
+    #[test]
+    fn settings_of_an_absent_allocator_have_no_effect() {
+        let glibc = Program { glibc: true, ..Program::default() };
+        let named = |text: &str| text.parse::<named::Named>().expect("a known name");
+        let why = |program: &Program, text| program.obstacle(named(text).apply());
+        for (name, word) in [
+            ("jemalloc-thp", "jemalloc"),
+            ("mimalloc-keeps-memory", "mimalloc"),
+            ("tcmalloc-keeps-memory", "gperftools"),
+        ] {
+            assert!(why(&glibc, name).is_some_and(|why| why.contains(word)), "{name}");
+            assert_eq!(why(&Program::default(), name), None, "an unknown file");
+        }
+        let jemalloc =
+            Linked::Jemalloc { variable: CONF.to_owned(), version: None, decays: true, huge: true };
+        let with = Program { allocator: true, others: vec![jemalloc], ..Program::default() };
+        assert_eq!(why(&with, "jemalloc-thp"), None);
+        assert!(why(&with, "mimalloc-thp").is_some());
     }
 
     #[test]

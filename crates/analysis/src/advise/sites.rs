@@ -35,8 +35,10 @@ pub struct Site {
     pub line: u32,
     /// The caller of the function in the stack with the most faults.
     pub caller: Option<Function>,
-    /// The faults.
-    pub faults: StackFaults,
+    /// The touches by purpose, of pages of 4 KiB.
+    pub touches: StackFaults,
+    /// The faults, of pages of the recorded host.
+    pub faults: u64,
     /// The predicted time of the faults, in nanoseconds of processor time.
     pub nanoseconds: f64,
     /// The change that saves the most, if a change saves time.
@@ -46,7 +48,7 @@ pub struct Site {
 impl Site {
     /// Returns the bytes of the pages that the faults mapped.
     pub fn bytes(&self) -> u64 {
-        self.faults.total() * PAGE_SIZE
+        self.touches.total() * PAGE_SIZE
     }
 
     /// Returns the function, with its source line if known, and the module.
@@ -114,7 +116,8 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
             function: stacks.functions[function as usize].clone(),
             line,
             caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
-            faults,
+            touches: faults,
+            faults: faults.total() / findings.small_pages,
             nanoseconds: times.of(&faults),
             change: change(&faults, findings, costs),
         })

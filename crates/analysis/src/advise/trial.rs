@@ -57,7 +57,8 @@ pub fn candidates<'a>(answer: &'a Answer<'_>, consent: bool) -> (Vec<Tried<'a>>,
         _ => true,
     });
     left.retain(|item| matches!(item.apply, Apply::Sysfs(..)));
-    let open = answer.open.iter().map(Tried::of_open);
+    let open = answer.open.iter().filter(|open| open.apply != Apply::Nothing);
+    let open = open.map(Tried::of_open);
     (able.into_iter().map(Tried::of_item).chain(open).collect(), left)
 }
 

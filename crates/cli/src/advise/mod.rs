@@ -5,6 +5,7 @@
 //! runs once more, for the trace of its garbage collector. With `--try` each setting that can be
 //! applied to one run is [tried](trial).
 
+mod causes;
 mod print;
 mod save;
 mod trial;
@@ -125,7 +126,10 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     }
     let name = name.or(running.as_ref().map(|path| path.as_os_str()));
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
-    let program = Program::of(name, &source.trace);
+    let mut program = Program::of(name, &source.trace);
+    if let Some(Subject::Processes(pids)) = &subject {
+        pids.iter().for_each(|pid| program.add_mapped(*pid));
+    }
     // The advice needs no plan for concurrent threads.
     source.plan = Plan::default();
     let progress = Progress::on_terminal(STEPS);

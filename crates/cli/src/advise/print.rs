@@ -2,6 +2,7 @@
 
 mod sites;
 
+use super::causes;
 use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless_analysis::advise::answer::{Answer, WORTH, is_size};
@@ -119,6 +120,7 @@ fn print_rest(answer: &Answer<'_>, rest: Vec<&Item>, out: &mut dyn Write) -> Res
 fn print_faults(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
     print_time(answer, out)?;
     print_kinds(answer.findings, out)?;
+    causes::print(answer.findings, out)?;
     print_run(answer, out)?;
     print_page(answer, out)
 }

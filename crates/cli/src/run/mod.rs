@@ -85,7 +85,10 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         find_program(program).map_err(|error| not_found(program, error))?;
     }
     if let Some(program) = program {
-        let kind = Program::named(program);
+        let mut kind = Program::named(program);
+        if given.iter().any(|given| Program::depends_on_libraries(&given.apply)) {
+            kind.add_libraries(program);
+        }
         if args.print.is_none() {
             without_library(program, &kind, &given)?;
         }

@@ -29,7 +29,7 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
             format!("{number}. {}", short(&site.label())),
             format!("{} s", fixed(site.nanoseconds / 1e9, 3)),
             format!("{} %", fixed(100.0 * site.nanoseconds / all.max(1.0), 1)),
-            grouped(site.faults.total()),
+            grouped(site.faults),
             size(site.bytes()),
         ];
         table::row(&mut table, cells);
@@ -39,7 +39,7 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
         writeln!(out, " {number}. {}", described(site))?;
     }
     if sites.len() > shown.len() {
-        let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults.total()).sum();
+        let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults).sum();
         let count = grouped((sites.len() - shown.len()) as u64);
         writeln!(out, " {count} further call sites have {} faults.", grouped(rest))?;
     }

@@ -1,0 +1,253 @@
+//! Settings of jemalloc, mimalloc and tcmalloc: freed memory that they return to the kernel and use
+//! again, huge pages, and arenas.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::item::{Apply, Item, Open};
+use super::linked::Linked;
+use super::named;
+use super::sysfs::Mode;
+use super::time::{folio_time, touch_time};
+use crate::number::{grouped, plural};
+use faultless::PAGE_SIZE;
+use faultless_trace::Trace;
+use faultless_trace::anticipate::folio::{Folios, LARGEST, folios_of};
+use faultless_trace::event::{Backing, Event, Kind};
+use faultless_trace::plan::PlanError;
+
+const MADV_HUGEPAGE: u32 = 14;
+const MAP_STACK: u32 = 0x2_0000;
+/// The unit of the allocators' mappings that can have huge pages, in bytes.
+const HUGE: u64 = PAGE_SIZE << LARGEST;
+/// Threads from which a limit of arenas is worth a line.
+const THREADS: usize = 4;
+
+/// Returns the folios if the allocator requests huge pages for its mappings, with the orders `all`
+/// for all memory and `asked` for memory with a request.
+///
+/// # Errors
+/// The trace does not pass [`Trace::check`].
+pub fn huge_arenas(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanError> {
+    folios_of(trace, requesting(trace), all, asked)
+}
+
+/// Returns the events of a program whose allocator requests huge pages for each mapping of 2 MiB
+/// and more.
+fn requesting(trace: &Trace) -> impl Iterator<Item = Event> {
+    trace.events.iter().flat_map(|event| {
+        let request = match event.kind {
+            Kind::Map { start, len, flags, backing: Backing::Anon, .. }
+                if flags & MAP_STACK == 0 && len >= HUGE =>
+            {
+                let kind = Kind::Advise { start, len, advice: MADV_HUGEPAGE };
+                Some(Event { kind, ..event })
+            }
+            _ => None,
+        };
+        [event].into_iter().chain(request)
+    })
+}
+
+/// Returns the predicted items.
+pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
+    let mut items = Vec::new();
+    for linked in &findings.program.others {
+        items.extend(keeps(linked, findings, costs));
+        items.extend(huge(linked, findings, costs));
+    }
+    items
+}
+
+/// The allocator keeps freed memory.
+fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
+    let apply = named::keeps(linked)?;
+    let discards = findings.discards;
+    let refilled = discards.refilled as f64;
+    (discards.calls > 0).then(|| Item {
+        name: format!("{} keeps memory", short(linked)),
+        action: format!(
+            "{} spares {} of MADV_DONTNEED, and {} faults on their pages",
+            shown(&apply),
+            plural(discards.calls, "call"),
+            grouped(discards.refilled)
+        ),
+        saving: refilled * touch_time(findings, costs) + discards.calls as f64 * costs.mapping,
+        spared: Some(findings.spared(refilled * findings.single())),
+        unused: discards.peak_free * PAGE_SIZE,
+        apply,
+        at_best: 0.0,
+        remarks: vec!["memory that the program no longer uses stays resident; interrupts to other CPUs are not counted"],
+    })
+}
+
+/// The allocator requests huge pages.
+fn huge(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
+    let apply = named::huge(linked)?;
+    let with = findings.arenas_huge.as_ref()?;
+    let now = &findings.now;
+    // A request has no effect if all memory gets huge pages.
+    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
+    (permitted && with.mapped[usize::from(LARGEST)] > 0).then(|| Item {
+        name: format!("{} on THP", short(linked)),
+        action: shown(&apply),
+        saving: folio_time(now, costs) - folio_time(with, costs),
+        spared: Some(findings.fewer(now, with)),
+        unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
+        apply,
+        at_best: 0.0,
+        remarks: vec!["fewer TLB misses are not counted: random accesses may save more"],
+    })
+}
+
+/// Returns the advice without a prediction.
+pub fn open(findings: &Findings) -> Vec<Open> {
+    let mut out = Vec::new();
+    for linked in &findings.program.others {
+        match linked {
+            Linked::Jemalloc { variable, .. } => jemalloc(variable, linked, findings, &mut out),
+            Linked::Gperftools if findings.sizes.mode(LARGEST) == Mode::Madvise => {
+                out.push(none(
+                    "tcmalloc on THP",
+                    "gperftools does not request huge pages; TCMALLOC_MEMFS_MALLOC_PATH needs a mounted hugetlbfs with reserved pages",
+                ));
+            }
+            Linked::Google if findings.discards.calls > 0 => out.push(none(
+                "tcmalloc keeps memory",
+                "the program itself limits the release of memory, by MallocExtension::SetBackgroundReleaseRate; GLIBC_TUNABLES have no effect, and the allocator already fills and releases whole huge pages",
+            )),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Adds the advice for jemalloc.
+fn jemalloc(variable: &str, linked: &Linked, findings: &Findings, out: &mut Vec<Open>) {
+    let settings = |text: &str| Apply::environment([(variable, text.to_owned())]);
+    let threads = findings.threads;
+    if threads >= THREADS {
+        let apply = settings("narenas:1");
+        out.push(Open {
+            name: "fewer jemalloc arenas".into(),
+            action: shown(&apply),
+            why: format!(
+                "{threads} threads use up to 4 arenas for each CPU, each with its own free pages; \
+                 threads that share an arena reuse freed pages of other threads and contend for \
+                 its lock: a recording of faults shows neither"
+            ),
+            apply,
+        });
+    }
+    let decays = matches!(linked, Linked::Jemalloc { decays: true, .. });
+    if decays && findings.discards.calls > 0 {
+        let apply = settings("background_thread:true");
+        out.push(Open {
+            name: "jemalloc background thread".into(),
+            action: shown(&apply),
+            why: "a thread of its own returns memory: the calls take as long, and no longer delay \
+                  the program's threads"
+                .into(),
+            apply,
+        });
+    }
+}
+
+/// Returns the statement that no setting helps.
+fn none(name: &str, why: &str) -> Open {
+    Open {
+        name: name.into(),
+        action: "no setting helps".into(),
+        why: why.into(),
+        apply: Apply::Nothing,
+    }
+}
+
+/// Returns the name of an allocator for rows.
+fn short(linked: &Linked) -> &'static str {
+    match linked {
+        Linked::Jemalloc { .. } => "jemalloc",
+        Linked::Mimalloc { .. } => "mimalloc",
+        Linked::Gperftools | Linked::Google => "tcmalloc",
+    }
+}
+
+/// Returns variables in the form of a shell.
+fn shown(apply: &Apply) -> String {
+    let Apply::Environment(variables) = apply else { return String::new() };
+    let words = variables.iter().map(|(name, value)| format!("{name}={value}"));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{find, findings, sizes};
+    use super::*;
+    use faultless_trace::discard::Discards;
+    use faultless_trace::recordings;
+
+    fn rust() -> Linked {
+        let variable = "_RJEM_MALLOC_CONF".to_owned();
+        Linked::Jemalloc { variable, version: None, decays: true, huge: true }
+    }
+
+    /// Returns a program with these allocators, 5 calls, and 3,000 pages that come back.
+    fn with(others: Vec<Linked>) -> Findings {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.discards =
+            Discards { calls: 5, refilled: 3000, peak_free: 700, ..Discards::default() };
+        findings.program.others = others;
+        findings
+    }
+
+    #[test]
+    fn kept_memory_saves_the_faults_that_come_back() {
+        let mut findings = with(vec![rust()]);
+        let items = predicted(&findings, &costs());
+        let got = find(&items, "jemalloc keeps memory");
+        assert_eq!(got.saving, 3000.0 * 2300.0 + 5.0 * 500.0);
+        assert_eq!((got.spared, got.unused), (Some(3000.0), 700 * PAGE_SIZE));
+        let value = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20".to_owned();
+        assert_eq!(got.apply, Apply::environment([("_RJEM_MALLOC_CONF", value)]));
+        findings.discards = Discards::default();
+        assert!(predicted(&findings, &costs()).is_empty());
+        // glibc has other settings.
+        assert!(predicted(&with(Vec::new()), &costs()).is_empty());
+    }
+
+    #[test]
+    fn allocator_requests_huge_pages_for_its_mappings() {
+        let trace = recordings::find("redis").expect("bundled").trace().expect("valid");
+        let requested = huge_arenas(&trace, &[], &[LARGEST]).expect("valid");
+        assert!(requested.mapped[usize::from(LARGEST)] > 0, "{requested:?}");
+        let none = huge_arenas(&trace, &[], &[]).expect("valid");
+        assert_eq!(none.mapped[usize::from(LARGEST)], 0);
+        let mut findings = with(vec![rust()]);
+        findings.now = none;
+        findings.arenas_huge = Some(requested);
+        let items = predicted(&findings, &costs());
+        let got = find(&items, "jemalloc on THP");
+        assert_eq!(got.saving, folio_time(&none, &costs()) - folio_time(&requested, &costs()));
+        assert!(got.spared.is_some_and(|spared| spared > 0.0));
+        findings.sizes = sizes(Mode::Always);
+        let names: Vec<_> =
+            predicted(&findings, &costs()).into_iter().map(|item| item.name).collect();
+        assert_eq!(names, ["jemalloc keeps memory"]);
+    }
+
+    #[test]
+    fn advice_without_a_prediction_depends_on_the_allocator() {
+        let names = |findings: &Findings| {
+            open(findings).into_iter().map(|open| open.name).collect::<Vec<_>>()
+        };
+        let mut findings = with(vec![rust()]);
+        findings.threads = 1;
+        assert_eq!(names(&findings), ["jemalloc background thread"]);
+        findings.threads = 8;
+        assert_eq!(names(&findings), ["fewer jemalloc arenas", "jemalloc background thread"]);
+        let google = with(vec![Linked::Google]);
+        let [open] = &open(&google)[..] else { panic!("{:?}", names(&google)) };
+        assert_eq!((&*open.action, &open.apply), ("no setting helps", &Apply::Nothing));
+        assert_eq!(names(&with(vec![Linked::Gperftools])), ["tcmalloc on THP"]);
+    }
+}

@@ -1,0 +1,330 @@
+//! Memory that a program returns to the kernel and uses again: the decay of allocators.
+//!
+//! An allocator frees pages by `MADV_DONTNEED`, by `munmap` and `mmap`, or lazily by `MADV_FREE`.
+//! The next touch of such a page is a fault that zeroes a page, and each call may interrupt the
+//! CPUs of other threads to flush their TLBs. Stacks, files and shared memory are not counted.
+
+use crate::event::{Backing, Birth, Kind, Trace};
+use crate::page_set::{PageSet, PageStates, State};
+use crate::plan::PlanError;
+use faultless::{PAGE_SIZE, page_up};
+use rangemap::RangeSet;
+use std::ops::Range;
+
+const MADV_DONTNEED: u32 = 4;
+const MADV_FREE: u32 = 8;
+const MADV_DONTNEED_LOCKED: u32 = 24;
+const MAP_STACK: u32 = 0x2_0000;
+
+/// Counts of returned memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Discards {
+    /// `MADV_DONTNEED` calls on private memory that freed pages.
+    pub calls: u64,
+    /// Pages freed by these calls.
+    pub pages: u64,
+    /// Faults on these pages after the call.
+    pub refilled: u64,
+    /// `munmap` calls that freed pages.
+    pub unmaps: u64,
+    /// Pages freed by `munmap`.
+    pub unmapped: u64,
+    /// Faults on pages that `munmap` had freed at the same address.
+    pub remapped: u64,
+    /// `MADV_FREE` calls on private memory with pages. The kernel frees such pages only if memory
+    /// is scarce.
+    pub lazy_calls: u64,
+    /// Pages of these calls.
+    pub lazy_pages: u64,
+    /// The most CPUs that the calls interrupted to flush their TLBs: for each call the other
+    /// threads of the process, at most the other CPUs of the host.
+    pub interrupts: u64,
+    /// The peak number of pages that `MADV_DONTNEED` had freed and that were not used again, over
+    /// all processes.
+    pub peak_free: u64,
+}
+
+impl Discards {
+    /// Counts `trace`.
+    ///
+    /// # Errors
+    /// The trace does not pass [`Trace::check`].
+    pub fn of(trace: &Trace) -> Result<Self, PlanError> {
+        trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+        let mut out = Self::default();
+        let mut memories = vec![Memory::default(); trace.processes.len()];
+        // Threads without a start in the recording ran before.
+        let mut started = vec![false; trace.threads.len()];
+        for event in &trace.events {
+            if let Kind::Spawn { child, .. } = event.kind {
+                started[child as usize] = true;
+            }
+        }
+        for (thread, _) in trace.threads.iter().zip(started).filter(|(_, started)| !started) {
+            memories[thread.process as usize].threads += 1;
+        }
+        let mut free = 0;
+        let others =
+            if trace.header.cpus == 0 { u64::MAX } else { u64::from(trace.header.cpus) - 1 };
+        for event in &trace.events {
+            let process = trace.threads[event.thread as usize].process as usize;
+            free -= memories[process].free;
+            match event.kind {
+                Kind::Spawn { child, birth } => {
+                    let to = trace.threads[child as usize].process as usize;
+                    if birth == Birth::Fork {
+                        memories[to] = memories[process].clone();
+                        // The freed pages of the child were never its own.
+                        memories[to].free = 0;
+                        memories[to].gone = PageSet::default();
+                        memories[to].threads = 0;
+                    }
+                    memories[to].threads += 1;
+                }
+                Kind::Exit => {
+                    let memory = &mut memories[process];
+                    memory.threads = memory.threads.saturating_sub(1);
+                    if memory.threads == 0 {
+                        *memory = Memory::default();
+                    }
+                }
+                Kind::Exec => memories[process] = Memory { threads: 1, ..Memory::default() },
+                kind => memories[process].step(kind, others, &mut out),
+            }
+            free += memories[process].free;
+            out.peak_free = out.peak_free.max(free);
+        }
+        Ok(out)
+    }
+
+    /// Returns the pages that came back.
+    pub fn back(&self) -> u64 {
+        self.refilled + self.remapped
+    }
+}
+
+/// The private memory of a process, in pages.
+#[derive(Clone, Debug, Default)]
+struct Memory {
+    /// Mapped ranges that count.
+    mapped: RangeSet<u64>,
+    pages: PageStates,
+    /// Resident pages.
+    there: PageSet,
+    /// Pages freed by `MADV_DONTNEED`, and their number.
+    gone: PageSet,
+    free: u64,
+    brk: Option<u64>,
+    threads: u64,
+}
+
+impl Memory {
+    fn step(&mut self, kind: Kind, others: u64, out: &mut Discards) {
+        match kind {
+            Kind::Map { start, len, flags, backing, .. } => {
+                self.unmap(pages(start, len));
+                if backing == Backing::Anon && flags & MAP_STACK == 0 {
+                    self.mapped.insert(pages(start, len));
+                }
+            }
+            Kind::Area {
+                start, len, backing: backing @ (Backing::Anon | Backing::Heap), ..
+            } => {
+                self.mapped.insert(pages(start, len));
+                if backing == Backing::Heap {
+                    self.brk.get_or_insert(start + len);
+                }
+            }
+            Kind::Resident { start, len, .. } => {
+                for page in pages(start, len) {
+                    if self.mapped.contains(&page) {
+                        self.touch(page, out);
+                    }
+                }
+            }
+            Kind::Unmap { start, len } => {
+                let freed = self.unmap(pages(start, len));
+                if freed > 0 {
+                    out.unmaps += 1;
+                    out.unmapped += freed;
+                    out.interrupts += self.interrupted(others);
+                }
+            }
+            Kind::Remap { old, old_len, new, new_len, .. } if old_len > 0 => {
+                let counts = self.mapped.contains(&(old / PAGE_SIZE));
+                self.unmap(pages(old, old_len));
+                self.unmap(pages(new, new_len));
+                if counts {
+                    self.mapped.insert(pages(new, new_len));
+                }
+            }
+            Kind::Brk { end } => {
+                let to = page_up(end).unwrap_or(end);
+                let from = self.brk.replace(to).unwrap_or(to);
+                if to > from {
+                    self.mapped.insert(from / PAGE_SIZE..to / PAGE_SIZE);
+                } else if to < from {
+                    self.unmap(to / PAGE_SIZE..from / PAGE_SIZE);
+                }
+            }
+            Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
+                let freed = self.discard(pages(start, len));
+                if freed > 0 {
+                    out.calls += 1;
+                    out.pages += freed;
+                    out.interrupts += self.interrupted(others);
+                }
+            }
+            Kind::Advise { start, len, advice: MADV_FREE } => {
+                let resident = self.there.count(pages(start, len));
+                out.lazy_calls += u64::from(resident > 0);
+                out.lazy_pages += resident;
+            }
+            Kind::Fault { page, present: false, .. } => {
+                let page = page / PAGE_SIZE;
+                if self.mapped.contains(&page) {
+                    self.touch(page, out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn touch(&mut self, page: u64, out: &mut Discards) {
+        match self.pages.touch(page) {
+            Some(State::Discarded) => out.refilled += 1,
+            Some(State::Returned) => out.remapped += 1,
+            Some(State::There) | None => {}
+        }
+        self.there.insert(page);
+        if self.free > 0 && self.gone.contains(page) {
+            self.gone.remove(page..page + 1);
+            self.free -= 1;
+        }
+    }
+
+    /// Frees the resident pages of `range`, and returns their number.
+    fn discard(&mut self, range: Range<u64>) -> u64 {
+        let freed = self.there.count(range.clone());
+        if freed > 0 {
+            self.pages.set(range.clone(), State::Discarded);
+            for page in range.clone().filter(|page| self.there.contains(*page)) {
+                self.free += u64::from(self.gone.insert(page));
+            }
+            self.there.remove(range);
+        }
+        freed
+    }
+
+    /// Removes the mappings in `range`, and returns the number of freed pages.
+    fn unmap(&mut self, range: Range<u64>) -> u64 {
+        let freed = self.there.count(range.clone());
+        self.free -= self.gone.count(range.clone());
+        self.gone.remove(range.clone());
+        self.there.remove(range.clone());
+        self.pages.set(range.clone(), State::Returned);
+        self.mapped.remove(range);
+        freed
+    }
+
+    /// Returns the number of CPUs that a flush interrupts, at most.
+    fn interrupted(&self, others: u64) -> u64 {
+        self.threads.saturating_sub(1).min(others)
+    }
+}
+
+/// Returns the pages of a range of bytes.
+fn pages(start: u64, len: u64) -> Range<u64> {
+    start / PAGE_SIZE..(start + len) / PAGE_SIZE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Access, Event, Prot, ThreadInfo};
+
+    const START: u64 = 1 << 40;
+    const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+    fn map(count: u64, flags: u32) -> Kind {
+        let len = count * PAGE_SIZE;
+        Kind::Map { start: START, len, prot: RW, flags, backing: Backing::Anon }
+    }
+
+    fn touch(range: Range<u64>) -> Vec<Kind> {
+        range.map(|page| Kind::first(START + page * PAGE_SIZE, Access::Write)).collect()
+    }
+
+    fn advise(range: Range<u64>, advice: u32) -> Kind {
+        let (start, len) = (START + range.start * PAGE_SIZE, (range.end - range.start) * PAGE_SIZE);
+        Kind::Advise { start, len, advice }
+    }
+
+    fn of(parts: &[&[Kind]]) -> Discards {
+        Discards::of(&Trace::of_one_thread(parts.concat())).expect("a valid trace")
+    }
+
+    #[test]
+    fn discards_that_come_back_are_counted_once_for_each_fault() {
+        let free = [advise(0..64, MADV_DONTNEED)];
+        let got =
+            of(&[&[map(64, 0x22)], &touch(0..40), &free, &touch(0..30), &free, &touch(50..52)]);
+        let want =
+            Discards { calls: 2, pages: 70, refilled: 30, peak_free: 40, ..Discards::default() };
+        assert_eq!(got, want);
+        // A call on memory without pages frees none.
+        assert_eq!(of(&[&[map(64, 0x22)], &free, &touch(0..1)]), Discards::default());
+    }
+
+    #[test]
+    fn unmapped_and_lazily_freed_pages_are_counted_apart() {
+        let unmap = Kind::Unmap { start: START, len: 8 * PAGE_SIZE };
+        let lazy = [advise(0..8, MADV_FREE)];
+        let first = [&[map(8, 0x22)][..], &touch(0..8)].concat();
+        let got = of(&[&first, &lazy, &[unmap], &first]);
+        assert_eq!((got.unmaps, got.unmapped, got.remapped, got.back()), (1, 8, 8, 8));
+        assert_eq!((got.lazy_calls, got.lazy_pages, got.calls, got.peak_free), (1, 8, 0, 0));
+    }
+
+    #[test]
+    fn stacks_and_files_are_not_counted() {
+        let free = [advise(0..8, MADV_DONTNEED)];
+        let stack = of(&[&[map(8, 0x22 | MAP_STACK)], &touch(0..8), &free, &touch(0..8)]);
+        assert_eq!(stack, Discards::default());
+        let (start, len) = (START, 8 * PAGE_SIZE);
+        let file = Kind::Map { start, len, prot: RW, flags: 2, backing: Backing::File };
+        assert_eq!(of(&[&[file], &touch(0..8), &free, &touch(0..8)]), Discards::default());
+    }
+
+    #[test]
+    fn interrupts_are_limited_by_threads_and_cpus() {
+        let free = advise(0..8, MADV_DONTNEED);
+        let events = [&[map(8, 0x22)][..], &touch(0..8), &[free]].concat();
+        let mut trace = Trace::of_one_thread(events);
+        for child in 1..4 {
+            trace.threads.push(ThreadInfo { process: 0, name: String::new() });
+            let kind = Kind::Spawn { child, birth: Birth::Thread };
+            let first = Event { time_us: 0, thread: 0, kind };
+            trace.events = [first].into_iter().chain(&trace.events).collect();
+        }
+        let interrupts = |trace: &Trace| Discards::of(trace).expect("a valid trace").interrupts;
+        assert_eq!(interrupts(&trace), 3);
+        trace.header.cpus = 2;
+        assert_eq!(interrupts(&trace), 1);
+        let exit = Event { time_us: 0, thread: 3, kind: Kind::Exit };
+        let (spawns, rest) = (trace.events.iter().take(3), trace.events.iter().skip(3));
+        trace.events = spawns.chain([exit]).chain(rest).collect();
+        trace.header.cpus = 64;
+        assert_eq!(interrupts(&trace), 2);
+        // A thread that ran before the recording.
+        trace.threads.push(ThreadInfo { process: 0, name: String::new() });
+        assert_eq!(interrupts(&trace), 3);
+    }
+
+    #[test]
+    fn heap_below_a_lowered_break_comes_back() {
+        let brk = |count: u64| Kind::Brk { end: START + count * PAGE_SIZE };
+        let got = of(&[&[brk(0), brk(8)], &touch(0..8), &[brk(2), brk(8)], &touch(2..8)]);
+        assert_eq!((got.remapped, got.unmaps), (6, 0));
+    }
+}
