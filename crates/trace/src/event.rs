@@ -6,9 +6,11 @@
 //! `madvise`).
 
 mod events;
+mod processes;
 mod summary;
 
 pub use events::{Events, Iter};
+pub use processes::ProcessSummary;
 pub use summary::Summary;
 
 use bitflags::bitflags;

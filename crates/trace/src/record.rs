@@ -104,7 +104,9 @@ impl fmt::Display for RecordError {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
             Self::Subject(subject, why) => write!(f, "{subject}: {why}"),
-            Self::Stopped => f.write_str("interrupted while the recording was read back"),
+            Self::Stopped => {
+                f.write_str("interrupted while the recording was read back: nothing is written")
+            }
             Self::NoFaults(program) if program::changes_user(program) => write!(
                 f,
                 "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::replay::Source;
 use faultless_trace::Trace;
+use faultless_trace::event::ProcessSummary;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
 use std::ffi::OsString;
@@ -45,6 +46,8 @@ pub struct Answer<'a> {
     pub open: Vec<Open>,
     /// The saving of prefault by the kernel.
     pub prefault: Option<Item>,
+    /// The recorded processes with a fault, the process with the most faults first.
+    pub processes: Vec<ProcessSummary>,
 }
 
 impl<'a> Answer<'a> {
@@ -72,6 +75,7 @@ impl<'a> Answer<'a> {
             items: Vec::new(),
             open,
             prefault,
+            processes: trace.processes_by_faults(),
         };
         answer.items = answer.predict(&answer.costs);
         answer
@@ -192,6 +196,7 @@ impl<'a> Answer<'a> {
         ] {
             figures.figure(context, metric, "count", Number::Whole(count))?;
         }
+        self.process_figures(figures, context)?;
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };
             figures.figure(
@@ -213,6 +218,32 @@ impl<'a> Answer<'a> {
                 Number::Real(item.at_best / 1e9),
             )?;
             figures.figure(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
+        }
+        Ok(())
+    }
+}
+
+impl Answer<'_> {
+    /// Passes the figures of each process to `figures`, if there are several.
+    fn process_figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
+        if self.processes.len() < 2 {
+            return Ok(());
+        }
+        for process in &self.processes {
+            let mut context = context.clone();
+            context.params.extend([
+                ("process".to_owned(), process.process.into()),
+                ("process_name".to_owned(), process.name.as_str().into()),
+                ("process_parent".to_owned(), process.parent.into()),
+            ]);
+            for (metric, unit, count) in [
+                ("process_faults", "faults", process.faults),
+                ("process_pages", "pages", process.pages),
+                ("process_first_touches", "faults", process.first_touches),
+                ("process_present_faults", "faults", process.present),
+            ] {
+                figures.figure(&context, metric, unit, Number::Whole(count))?;
+            }
         }
         Ok(())
     }
