@@ -7,8 +7,8 @@
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
 use crate::page_set::{PageSet, PageStates, State};
-use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
+use crate::plan::{self, PlanError};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
 use rangemap::RangeMap;
 use std::cell::RefCell;
@@ -118,7 +118,7 @@ impl Census {
     /// # Errors
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
-        trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+        plan::complete(trace)?;
         let mut walk = Walk { last: vec![Run::default(); trace.threads.len()], ..Walk::default() };
         walk.memories.resize_with(trace.processes.len(), Memory::default);
         for event in &trace.events {

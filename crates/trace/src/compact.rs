@@ -12,11 +12,13 @@ use std::path::Path;
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
 /// The written version. Earlier versions can be read, too.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
 /// The first version with resident pages.
 const WITH_RESIDENT: u32 = 3;
+/// The first version with the number of omitted faults.
+const WITH_OMITTED: u32 = 4;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -203,12 +205,14 @@ impl Writer {
     }
 
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
-        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
+        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes } =
             &trace.header;
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
-        for number in [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost] {
+        let numbers =
+            [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost, (*omitted).into()];
+        for number in numbers {
             self.varint(number);
         }
         self.varint(notes.len() as u64);
@@ -405,9 +409,11 @@ impl<'a> Reader<'a> {
             return Err(format!("version {} has no instructions", self.version));
         }
         let lost = self.varint()?;
+        let omitted = if self.version < WITH_OMITTED { 0 } else { self.small()? };
         let notes = self.count(1 << 10, "notes")?;
         let notes = (0..notes).map(|_| self.string()).collect::<Result<_, _>>()?;
-        let header = Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes };
+        let header =
+            Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes };
         let processes = self.count(MAX_THREADS, "processes")?;
         let processes = (0..processes)
             .map(|_| Ok(ProcessInfo { parent: self.small()?.checked_sub(1) }))

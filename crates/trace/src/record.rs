@@ -18,7 +18,7 @@ mod program;
 mod signals;
 mod survivors;
 
-pub use live::{Live, Progress, Subject, Usage};
+pub use live::{Limits, Live, Progress, Subject, Usage};
 pub use program::{find as find_program, has_capabilities};
 pub use signals::Signals;
 
@@ -240,7 +240,7 @@ impl Setup {
     /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
     pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
         let mut args = self.common(output);
-        args.extend(self.events().into_iter().flatten());
+        args.extend(self.events(1).into_iter().flatten());
         args.push("--".into());
         args.extend_from_slice(command);
         args
@@ -261,16 +261,24 @@ impl Setup {
         args
     }
 
-    /// Returns the arguments for each event.
-    fn events(&self) -> Vec<Vec<OsString>> {
+    /// Returns the arguments for each event, with one in `period` faults.
+    fn events(&self, period: u32) -> Vec<Vec<OsString>> {
         let mut events = Vec::new();
         let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
+        let part = format!("page-faults/period={period}/");
         match self.extent {
+            Extent::UserFaultsOnly if period > 1 => event(&format!("{part}u")),
             Extent::UserFaultsOnly => event("page-faults:u"),
+            Extent::FaultsOnly if period > 1 => event(&part),
             Extent::FaultsOnly => event("page-faults"),
             Extent::Full => {
-                event("exceptions:page_fault_user");
-                event("exceptions:page_fault_kernel");
+                if period > 1 {
+                    // A tracepoint has no period of its own.
+                    event(&part);
+                } else {
+                    event("exceptions:page_fault_user");
+                    event("exceptions:page_fault_kernel");
+                }
                 event("task:task_newtask");
                 if self.raw_syscalls {
                     for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
@@ -533,6 +541,10 @@ mod tests {
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
         assert!(args.contains(&"-N".into()), "no copies of programs are kept");
         assert!(args.contains(&"-B".into()), "perf does not read its file");
+        let sampled: Vec<_> = setup.events(9).into_iter().flatten().collect();
+        assert!(sampled.contains(&"page-faults/period=9/".into()));
+        assert!(sampled.contains(&"syscalls:sys_exit_mremap".into()), "all calls are recorded");
+        assert!(!sampled.contains(&"exceptions:page_fault_user".into()));
         assert!(args.windows(2).any(|pair| pair == ["-o", "out"]));
         assert_eq!(args[args.len() - 3..], ["--", "a", "-b"]);
         fs::remove_dir_all(dir).unwrap();

@@ -25,6 +25,7 @@ pub mod once;
 pub mod preload;
 pub mod program;
 mod runtime;
+pub mod sampled;
 mod supervise;
 pub mod sysfs;
 mod thp_flag;

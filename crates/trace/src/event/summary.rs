@@ -39,6 +39,8 @@ pub struct Summary {
     pub advises: usize,
     pub brks: usize,
     pub execs: usize,
+    /// Faults of the program for each counted fault.
+    pub period: u64,
     /// The recorded kinds. A count of an unrecorded kind is 0, and printed as `-`.
     pub recorded: Recorded,
 }
@@ -82,6 +84,10 @@ impl fmt::Display for Summary {
         if self.resident_pages > 0 {
             write!(f, "; {} pages resident at the start", self.resident_pages)?;
         }
+        if self.period > 1 {
+            let faults = (self.user_faults + self.kernel_faults) as u64 * self.period;
+            write!(f, "; one in {} faults is recorded: about {faults} faults", self.period)?;
+        }
         let counted = Recorded::all() - Recorded::AREAS - Recorded::CLONE_FLAGS;
         if self.recorded.contains(counted) { Ok(()) } else { f.write_str(" (-: not recorded)") }
     }
@@ -95,6 +101,7 @@ impl Trace {
             processes: self.processes.len(),
             events: self.events.len(),
             duration_us: self.events.last_us(),
+            period: self.header.period(),
             recorded: self.header.recorded,
             ..Summary::default()
         };
