@@ -69,7 +69,26 @@ fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
         assert!(out.contains(expected), "no {expected:?} in {out}");
     }
     assert!(out.lines().count() <= 40, "{out}");
+    assert!(!out.contains("pages touched"), "a single process: {out}");
     assert!(!out.contains("Java") && !out.contains("Go frees"), "neither Java nor Go: {out}");
+}
+
+#[test]
+fn processes_of_a_recording_are_counted_apart() {
+    let _settled = settled();
+    let ran = faultless(&["advise", "gcc", "--json", "-"]);
+    for row in ["| 1 cc1 (of 0) | 38,719 |  89.86 % |", "| all          | 43,089 | 100.00 % |"] {
+        assert!(ran.err.contains(row), "{}", ran.err);
+    }
+    let lines = json_lines(&ran.succeeds());
+    let of_cc1 = lines
+        .iter()
+        .find(|line| line["metric"] == "process_faults" && line["params"]["process_name"] == "cc1");
+    let of_cc1 = of_cc1.expect("a line for the process");
+    assert_eq!(
+        (of_cc1["value"].as_u64(), of_cc1["params"]["process"].as_u64()),
+        (Some(38_719), Some(1))
+    );
 }
 
 /// Returns the lines of `advise gcc --json`. A busy host can reverse the order of costs, which are

@@ -46,9 +46,11 @@ fn ten_million_faults_need_at_most_one_gib() {
     let file = file.to_str().expect("text");
     let (_, recorded) = peak(&["record", "-o", file, "--", "python3", "-c", PROGRAM]);
     let (replay, replayed) = peak(&["replay", file]);
-    assert!(replay.contains(" s: 1002"), "{replay}");
+    let (before, _) = replay.split_once(" faults in user").expect("a summary");
+    let faults = before.rsplit(' ').next().and_then(|count| count.parse::<u64>().ok());
+    assert!(faults.is_some_and(|faults| faults > 10_000_000), "{replay}");
     let (advice, advised) = peak(&["advise", file]);
-    assert!(advice.contains("are spent in 10,02"), "{advice}");
+    assert!(advice.contains("are spent in 10,0"), "{advice}");
     for (what, bytes) in [("record", recorded), ("replay", replayed), ("advise", advised)] {
         assert!(bytes > 0 && bytes <= MOST, "{what}: {} MiB", bytes / MIB);
     }

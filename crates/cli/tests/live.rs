@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../trace/tests/data/fixture.perf.data");
 
 /// A stand-in for perf: acknowledges the command through the pipe, and writes a recording when it
-/// is interrupted. Its arguments are in the file `arguments`. With `STAND_IN=fails` it fails.
+/// is interrupted. Its arguments are in the file `arguments`. With `STAND_IN=fails` it fails, and
+/// with `STAND_IN=fast` it writes many events unless it records a part of the faults.
 const PERF: &str = r#"#!/bin/sh
 echo "$*" > "$PLACE/arguments"
 if [ "$STAND_IN" = fails ]; then
@@ -33,6 +34,10 @@ trap 'cat "$FIXTURE" > "$out"; exit 0' INT
 read -r line < "${pipes%,*}"
 [ "$line" = enable ] || exit 1
 echo ack > "${pipes#*,}"
+case $STAND_IN:$(cat "$PLACE/arguments") in
+*period=*) ;;
+fast:*) head -c 50000000 /dev/zero > "$out" ;;
+esac
 # The recorder reads the acknowledgement in this time.
 sleep 0.5
 : > "$PLACE/begun"
@@ -116,6 +121,27 @@ fn recording_of_a_process_ends_after_its_seconds() {
     let pids = arguments.split(" -p ").nth(1).expect("processes").trim();
     assert!(pids.split(',').count() >= 2 && pids.starts_with(&own), "{arguments}");
     assert!(arguments.contains("-k monotonic -D -1"), "{arguments}");
+}
+
+#[test]
+fn recording_beyond_the_limit_begins_again_with_fewer_faults() {
+    let place = Place::new();
+    let own = std::process::id().to_string();
+    let args = ["--pid", &own, "--seconds", "3", "--max-rate", "10000"];
+    let ran = Ran::of(place.record(&args).env("STAND_IN", "fast"));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let note = "events a second, more than the limit of 10000: one in ";
+    assert!(ran.err.contains(note), "{}", ran.err);
+    let arguments = fs::read_to_string(place.file("arguments")).expect("written");
+    let period = arguments.split("-e page-faults/period=").nth(1).expect("a part of the faults");
+    let period: u32 = period.split('/').next().and_then(|it| it.parse().ok()).expect("a number");
+    // 446,429 events in a little more than two seconds, with a margin.
+    assert!((23..=35).contains(&period) && period % 2 == 1, "{arguments}");
+    assert!(ran.err.contains(&format!("one in {period} faults was recorded")), "{}", ran.err);
+    // Below the limit, each fault is recorded.
+    let args = ["--pid", &own, "--seconds", "3", "--max-rate", "4000000000"];
+    let ran = Ran::of(place.record(&args).env("STAND_IN", "fast"));
+    assert!(ran.code == Some(0) && !ran.err.contains("limit"), "{}", ran.err);
 }
 
 #[test]

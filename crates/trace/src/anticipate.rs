@@ -12,8 +12,8 @@ pub mod folio;
 pub mod instruction;
 
 use crate::event::{Access, Backing, Birth, Event, Kind, Prot, Trace};
-use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
+use crate::plan::{self, PlanError};
 use faultless::SpaceId;
 use faultless::prefault::BLOCK;
 use faultless::prefault::{self, History, Miss, Predictor, Seen, Window};
@@ -232,7 +232,7 @@ fn walk_over(
     events: impl Iterator<Item = Event>,
     policy: &mut dyn Policy,
 ) -> Result<Outcome, PlanError> {
-    trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+    plan::complete(trace)?;
     let mut walk = Walk {
         policy,
         spaces: Vec::new(),

@@ -11,8 +11,8 @@ pub use by_stack::StackFaults;
 
 use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
 use crate::page_set::{PageSet, PageStates, State};
-use crate::plan::PlanError;
 use crate::plan::space::{Area, Met, Space};
+use crate::plan::{self, PlanError};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
 use rangemap::RangeMap;
 use std::cell::RefCell;
@@ -126,7 +126,7 @@ impl Census {
     /// # Errors
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
-        trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+        plan::complete(trace)?;
         let mut walk = Walk { last: vec![Run::default(); trace.threads.len()], ..Walk::default() };
         walk.memories.resize_with(trace.processes.len(), Memory::default);
         for event in &trace.events {

@@ -19,6 +19,8 @@ const WITH_INSTRUCTIONS: u32 = 2;
 const WITH_RESIDENT: u32 = 3;
 /// The first version with call stacks.
 const WITH_STACKS: u32 = 4;
+/// The first version with the number of omitted faults.
+const WITH_OMITTED: u32 = 4;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -210,12 +212,14 @@ impl Writer {
     }
 
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
-        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes } =
+        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes } =
             &trace.header;
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
-        for number in [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost] {
+        let numbers =
+            [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost, (*omitted).into()];
+        for number in numbers {
             self.varint(number);
         }
         self.varint(notes.len() as u64);
@@ -437,9 +441,11 @@ impl<'a> Reader<'a> {
             }
         }
         let lost = self.varint()?;
+        let omitted = if self.version < WITH_OMITTED { 0 } else { self.small()? };
         let notes = self.count(1 << 10, "notes")?;
         let notes = (0..notes).map(|_| self.string()).collect::<Result<_, _>>()?;
-        let header = Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes };
+        let header =
+            Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes };
         let processes = self.count(MAX_THREADS, "processes")?;
         let processes = (0..processes)
             .map(|_| Ok(ProcessInfo { parent: self.small()?.checked_sub(1) }))

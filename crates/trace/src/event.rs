@@ -7,11 +7,13 @@
 
 mod events;
 mod pages;
+mod processes;
 mod stacks;
 mod summary;
 
 pub use events::{Events, Iter};
 pub use pages::PAGE_SIZES;
+pub use processes::ProcessSummary;
 pub use stacks::{Frame, Function, StackId, Stacks};
 pub use summary::Summary;
 
@@ -322,6 +324,9 @@ pub struct Header {
     pub recorded: Recorded,
     /// Events lost during the recording.
     pub lost: u64,
+    /// Faults that the recorder omitted after each recorded fault; 0 if every fault was recorded.
+    /// All other events are recorded.
+    pub omitted: u32,
     /// Remarks of the reader of the original recording.
     pub notes: Vec<String>,
 }
@@ -358,6 +363,28 @@ pub struct Trace {
 }
 
 impl Header {
+    /// Returns the number of faults of the program for each recorded fault.
+    pub fn period(&self) -> u64 {
+        u64::from(self.omitted) + 1
+    }
+
+    /// Returns an error if the recorder omitted faults.
+    ///
+    /// # Errors
+    /// The description of the recording, and the remedy.
+    pub fn every_fault(&self) -> Result<(), String> {
+        if self.omitted == 0 {
+            return Ok(());
+        }
+        Err(format!(
+            "the recording has one in {} faults, because the program had more faults than the \
+             recorder's limit: a replay or a prediction requires every fault. Remedy: record a \
+             shorter time with a higher limit, such as --seconds 5 --max-rate 10000000. \
+             `faultless advise` prints the cost of the faults of this recording",
+            self.period()
+        ))
+    }
+
     /// Returns a warning if events were lost during the recording.
     pub fn loss(&self) -> Option<String> {
         let count = self.lost;

@@ -7,7 +7,7 @@
 
 use crate::event::{Backing, Birth, Kind, Prot, Trace};
 use crate::page_set::PageSet;
-use crate::plan::PlanError;
+use crate::plan::{self, PlanError};
 use faultless::{PAGE_SIZE, page_up};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,7 +43,7 @@ pub struct Kept {
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn kept(trace: &Trace) -> Result<Kept, PlanError> {
-    trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+    plan::complete(trace)?;
     let mut heaps = vec![Heap::default(); trace.processes.len()];
     let mut out = Kept::default();
     for event in &trace.events {

@@ -20,7 +20,7 @@ mod program;
 mod signals;
 mod survivors;
 
-pub use live::{Live, Progress, Subject, Usage};
+pub use live::{Limits, Live, Progress, Subject, Usage};
 pub use program::{find as find_program, has_capabilities};
 pub use signals::Signals;
 
@@ -105,7 +105,9 @@ impl fmt::Display for RecordError {
                 write!(f, "perf record ended with {status} and no recording: {why}")
             }
             Self::Subject(subject, why) => write!(f, "{subject}: {why}"),
-            Self::Stopped => f.write_str("interrupted while the recording was read back"),
+            Self::Stopped => {
+                f.write_str("interrupted while the recording was read back: nothing is written")
+            }
             Self::NoFaults(program) if program::changes_user(program) => write!(
                 f,
                 "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \
@@ -275,7 +277,7 @@ impl Setup {
     /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
     pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
         let mut args = self.common(output);
-        args.extend(self.events().into_iter().flatten());
+        args.extend(self.events(1).into_iter().flatten());
         args.push("--".into());
         args.extend_from_slice(command);
         args
@@ -302,26 +304,33 @@ impl Setup {
         args
     }
 
-    /// Returns the arguments for each event.
-    fn events(&self) -> Vec<Vec<OsString>> {
+    /// Returns perf's terms of an event of faults: one in `period` faults, with its call stack.
+    fn terms(&self, period: u32) -> String {
+        let period = (period > 1).then(|| format!("period={period}"));
+        let stacks = self.stacks.map(|unwind| match unwind {
+            Unwind::FramePointers => "call-graph=fp".to_owned(),
+            Unwind::Dwarf => format!("call-graph=dwarf,stack-size={STACK_BYTES}"),
+        });
+        let terms: Vec<_> = period.into_iter().chain(stacks).collect();
+        if terms.is_empty() { String::new() } else { format!("/{}/", terms.join(",")) }
+    }
+
+    /// Returns the arguments for each event, with one in `period` faults.
+    fn events(&self, period: u32) -> Vec<Vec<OsString>> {
         let mut events = Vec::new();
         let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
-        // Calls have no stacks.
-        let stacks = match self.stacks {
-            None => String::new(),
-            Some(Unwind::FramePointers) => "/call-graph=fp/".to_owned(),
-            Some(Unwind::Dwarf) => format!("/call-graph=dwarf,stack-size={STACK_BYTES}/"),
-        };
-        let colon = if stacks.is_empty() { ":" } else { "" };
+        // A tracepoint has no period of its own. Calls have no stacks.
+        let (software, stacks) = (self.terms(period), self.terms(1));
+        let colon = if software.is_empty() { ":" } else { "" };
         match self.extent {
-            Extent::UserFaultsOnly => event(&format!("page-faults{stacks}{colon}u")),
-            Extent::FaultsOnly => event(&format!("page-faults{stacks}")),
+            Extent::UserFaultsOnly => event(&format!("page-faults{software}{colon}u")),
+            Extent::FaultsOnly => event(&format!("page-faults{software}")),
             Extent::Full | Extent::WithoutAccess => {
-                if self.extent == Extent::Full {
+                if self.extent == Extent::Full && period == 1 {
                     event(&format!("exceptions:page_fault_user{stacks}"));
                     event(&format!("exceptions:page_fault_kernel{stacks}"));
                 } else {
-                    event(&format!("page-faults{stacks}"));
+                    event(&format!("page-faults{software}"));
                 }
                 event("task:task_newtask");
                 if let Some(architecture) = self.raw_syscalls {
@@ -592,8 +601,33 @@ mod tests {
         assert!(args.contains(&"syscalls:sys_exit_mremap".into()));
         assert!(args.contains(&"-N".into()), "no copies of programs are kept");
         assert!(args.contains(&"-B".into()), "perf does not read its file");
+        let sampled: Vec<_> = setup.events(9).into_iter().flatten().collect();
+        assert!(sampled.contains(&"page-faults/period=9/".into()));
+        assert!(sampled.contains(&"syscalls:sys_exit_mremap".into()), "all calls are recorded");
+        assert!(!sampled.contains(&"exceptions:page_fault_user".into()));
         assert!(args.windows(2).any(|pair| pair == ["-o", "out"]));
         assert_eq!(args[args.len() - 3..], ["--", "a", "-b"]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn call_stacks_are_recorded_for_faults_only() {
+        let dir = tracefs("stacks", &ALL);
+        let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
+        let of = |unwind, period| {
+            let setup = setup.clone().with_stacks(unwind);
+            let events: Vec<_> = setup.events(period).into_iter().flatten().collect();
+            let common = setup.common(Path::new("out"));
+            (events, common.contains(&"--user-callchains".into()))
+        };
+        let (events, user) = of(None, 1);
+        assert!(events.contains(&"exceptions:page_fault_user".into()) && !user);
+        let (events, user) = of(Some(Unwind::FramePointers), 1);
+        assert!(events.contains(&"exceptions:page_fault_kernel/call-graph=fp/".into()) && user);
+        assert!(events.contains(&"syscalls:sys_enter_mmap".into()));
+        let (events, _) = of(Some(Unwind::Dwarf), 8);
+        let sampled = "page-faults/period=8,call-graph=dwarf,stack-size=8192/";
+        assert!(events.contains(&sampled.into()), "{events:?}");
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -6,7 +6,7 @@
 
 use crate::event::{Backing, Kind, Prot, Trace};
 use crate::page_set::PageSet;
-use crate::plan::PlanError;
+use crate::plan::{self, PlanError};
 use faultless::PAGE_SIZE;
 use rangemap::RangeSet;
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub struct Reserved {
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn reserved(trace: &Trace) -> Result<Vec<Reserved>, PlanError> {
-    trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+    plan::complete(trace)?;
     let mut all: Vec<Live> = Vec::new();
     for event in &trace.events {
         let process = trace.threads[event.thread as usize].process;

@@ -2,13 +2,17 @@
 //! rejected with a remedy, or read with a count of missing data.
 
 use faultless_trace::Kind;
+use faultless_trace::census::Census;
 use faultless_trace::event::Birth;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::{Error, STOPPED, Trace, open, parse, read_watched};
+use faultless_trace::plan::Plan;
+use faultless_trace::{Error, STOPPED, Trace, compact, open, parse, read_watched};
 use std::fs;
 use std::path::Path;
 
 const FULL: &[u8] = include_bytes!("data/fixture.perf.data");
+/// Faults alone, by the software event.
+const FAULTS: &[u8] = include_bytes!("data/fixture-faults-z.perf.data");
 
 const SAMPLE_PERIOD: usize = 16;
 const FLAGS: usize = 40;
@@ -103,6 +107,36 @@ fn sampled_recording_is_rejected_with_the_right_command() {
             assert!(why.contains("`perf record -c 1 -d -e page-faults -- PROGRAM`"), "{why}");
         }
     }
+}
+
+/// Returns `bytes` with the period `period` of each event.
+fn with_period(bytes: &[u8], period: u64) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    for attr in attributes(bytes) {
+        changed[attr + SAMPLE_PERIOD..attr + SAMPLE_PERIOD + 8]
+            .copy_from_slice(&period.to_le_bytes());
+    }
+    changed
+}
+
+#[test]
+fn sample_of_faults_is_read_and_not_replayed() {
+    let every = read(FAULTS).unwrap();
+    assert_eq!((every.header.omitted, every.header.period()), (0, 1));
+    let some = read(&with_period(FAULTS, 28)).unwrap();
+    assert_eq!((some.header.omitted, some.header.period()), (27, 28));
+    assert_eq!(some.events, every.events);
+    assert!(some.header.notes.contains(&"one in 28 faults was recorded".to_owned()));
+    let faults = 28 * faults(&every);
+    let text = format!("one in 28 faults is recorded: about {faults} faults");
+    assert!(some.summary().to_string().contains(&text), "{}", some.summary());
+    // The portable form keeps the period.
+    let path = Path::new("some.fltrace");
+    let again = parse(path, &compact::encode(path, &some).unwrap()).unwrap();
+    assert_eq!(again, some);
+    let why = Plan::new(&again).unwrap_err().to_string();
+    assert!(why.contains("one in 28 faults") && why.contains("--max-rate"), "{why}");
+    assert!(Census::of(&again).is_err() && Plan::new(&every).is_ok());
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::figures::{Figures, Number};
 use crate::replay::Source;
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
+use faultless_trace::event::ProcessSummary;
 use faultless_trace::resident::host_page_size;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
@@ -52,6 +53,8 @@ pub struct Answer<'a> {
     pub prefault: Option<Item>,
     /// The call sites, the largest time first; empty without call stacks.
     pub sites: Vec<Site>,
+    /// The recorded processes with a fault, the process with the most faults first.
+    pub processes: Vec<ProcessSummary>,
 }
 
 impl<'a> Answer<'a> {
@@ -87,6 +90,7 @@ impl<'a> Answer<'a> {
             open,
             prefault,
             sites,
+            processes: processes(trace, findings.small_pages),
         };
         answer.items = answer.predict(&answer.costs);
         answer
@@ -216,6 +220,7 @@ impl<'a> Answer<'a> {
             figures.figure(&context, "site_faults", "count", faults)?;
             figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
         }
+        self.process_figures(figures, context)?;
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };
             figures.figure(
@@ -240,6 +245,44 @@ impl<'a> Answer<'a> {
         }
         Ok(())
     }
+}
+
+impl Answer<'_> {
+    /// Passes the figures of each process to `figures`, if there are several.
+    fn process_figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
+        if self.processes.len() < 2 {
+            return Ok(());
+        }
+        for process in &self.processes {
+            let mut context = context.clone();
+            context.params.extend([
+                ("process".to_owned(), process.process.into()),
+                ("process_name".to_owned(), process.name.as_str().into()),
+                ("process_parent".to_owned(), process.parent.into()),
+            ]);
+            for (metric, unit, count) in [
+                ("process_faults", "faults", process.faults),
+                ("process_pages", "pages", process.pages),
+                ("process_first_touches", "faults", process.first_touches),
+                ("process_present_faults", "faults", process.present),
+            ] {
+                figures.figure(&context, metric, unit, Number::Whole(count))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the processes of `trace` with a fault, with counts of pages of the recorded host, each of
+/// which has `small` pages of 4 KiB.
+fn processes(trace: &Trace, small: u64) -> Vec<ProcessSummary> {
+    let mut processes = trace.processes_by_faults();
+    for ProcessSummary { faults, pages, first_touches, present, .. } in &mut processes {
+        for count in [faults, pages, first_touches, present] {
+            *count /= small;
+        }
+    }
+    processes
 }
 
 /// Reduces `costs` until the faults of the recording take at most `limit` nanoseconds. All costs of

@@ -29,6 +29,7 @@ pub mod others;
 pub mod preload;
 pub mod program;
 mod runtime;
+pub mod sampled;
 pub mod sites;
 mod supervise;
 pub mod sysfs;

@@ -7,6 +7,7 @@
 
 mod causes;
 mod print;
+mod sampled;
 mod save;
 mod trial;
 
@@ -105,10 +106,27 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let mut json = Json::open(&args.json, &inputs)?;
     let subject = args.live.subject();
     let running = subject.as_ref().and_then(program_of);
-    let (mut source, status) = match (&args.recording, &subject) {
-        (Some(file), _) => (read(file)?, None),
-        (None, Some(subject)) => (recorded_live(args, subject)?, None),
-        (None, None) => {
+    let input = match (&args.recording, &subject) {
+        (Some(file), _) => Some(read(file)?),
+        (None, Some(subject)) => Some(recorded_live(args, subject)?),
+        (None, None) => None,
+    };
+    let (mut source, status) = match input {
+        Some(Input::Recording(source)) => (*source, None),
+        Some(Input::Sampled(name, trace)) => {
+            let (mut out, style) = report::output(&args.json);
+            sampled::run(&name, &trace, (&mut *out, style), &mut json)?;
+            json.complete()?;
+            if let Some(save) = save {
+                save.write(&trace.header.program, &[])?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Input::Addresses(name, _)) => {
+            let why = "a trace of addresses has no faults; use a recording of `faultless record`";
+            return Err(CliError::Usage(format!("{name}: {why}")));
+        }
+        None => {
             let (source, status, daemon) = recorded(args)?;
             if daemon {
                 say!("faultless: no prediction for a program that continues in the background");
@@ -150,15 +168,9 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Reads a recording.
-fn read(file: &Path) -> Result<Source, CliError> {
+fn read(file: &Path) -> Result<Input, CliError> {
     interrupt::install();
-    match source::open(file).map_err(|error| behind(file, error))? {
-        Input::Recording(source) => Ok(*source),
-        Input::Addresses(name, _) => {
-            let why = "a trace of addresses has no faults; use a recording of `faultless record`";
-            Err(CliError::Usage(format!("{name}: {why}")))
-        }
-    }
+    source::open(file).map_err(|error| behind(file, error))
 }
 
 /// Prints the answer, and tries the advice if requested. Returns the advice that saves time.
@@ -187,7 +199,7 @@ fn program_of(subject: &Subject) -> Option<PathBuf> {
 }
 
 /// Records running processes until a signal, or for the given time.
-fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Source, CliError> {
+fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError> {
     let data = temporary()?;
     let live = {
         // A signal ends the recording.
@@ -201,7 +213,7 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Source, CliErro
         say!("faultless: {note}");
     }
     let trace = live.recorded.trace;
-    Ok(Source::new(trace.header.program.clone(), trace)?)
+    Input::of(trace.header.program.clone(), trace)
 }
 
 /// Creates the file in which perf records.

@@ -4,7 +4,7 @@ mod sites;
 
 use super::causes;
 use crate::error::CliError;
-use crate::report::{Style, table};
+use crate::report::{Style, processes, table};
 use faultless_analysis::advise::answer::{Answer, WORTH, is_size};
 use faultless_analysis::advise::findings::Findings;
 use faultless_analysis::advise::item::{Item, Open, size};
@@ -16,6 +16,10 @@ use std::io::Write;
 /// Prints the report.
 pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
     print_faults(answer, out)?;
+    let time = spent(answer.findings, &answer.bounded());
+    if let Some(table) = processes::table(&answer.processes, Some(time), style) {
+        writeln!(out, "\n{table}")?;
+    }
     sites::print(answer, out, style)?;
     let (worth, rest): (Vec<_>, Vec<_>) =
         answer.shown().into_iter().partition(|item| answer.saves(item));

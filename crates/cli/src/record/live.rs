@@ -7,7 +7,7 @@ use crate::output::{FOR_OWNER, Replacing};
 use crate::report::progress::{Progress, Reading};
 use crate::report::say;
 use faultless_analysis::Observer;
-use faultless_trace::record::{Live, Progress as Recording, Setup, Signals, Subject};
+use faultless_trace::record::{Limits, Live, Progress as Recording, Setup, Signals, Subject};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,6 +31,10 @@ pub struct LiveArgs {
     /// End the recording of running processes after N seconds
     #[arg(long, value_name = "N", value_parser = within(1..=LONGEST), conflicts_with = "program")]
     pub seconds: Option<u32>,
+    /// Record each fault of running processes up to N events a second, and beyond that one in
+    /// several faults [default: ten million in --seconds, or in a minute]
+    #[arg(long, value_name = "N", value_parser = within(1..=u32::MAX), conflicts_with = "program")]
+    pub max_rate: Option<u32>,
 }
 
 impl LiveArgs {
@@ -67,13 +71,15 @@ pub fn record(
     subject: &Subject,
     args: &LiveArgs,
 ) -> Result<Live, faultless_trace::record::RecordError> {
-    let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let time = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let limits = Limits { time, rate: args.max_rate };
     let progress = Progress::on_terminal(args.seconds.unwrap_or(0).into());
     let reading = OnceCell::new();
     let mut shown = 0;
-    let live = setup.record_live(data, subject, limit, |now| match now {
+    let live = setup.record_live(data, subject, limits, |now| match now {
         Recording::Records(seconds, bytes) => {
-            progress.advance(seconds as u64 - shown);
+            // A recording with fewer faults begins again.
+            progress.advance((seconds as u64).saturating_sub(shown));
             shown = seconds as u64;
             let size = bytes as f64 / 1e6;
             progress.begin(&format!("records: {size:.1} MB; Ctrl-C ends the recording"));

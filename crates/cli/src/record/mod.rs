@@ -7,7 +7,7 @@ use crate::error::CliError;
 use crate::interrupt::SIGNALLED;
 use crate::output::{self, Replacing};
 use crate::report::progress::Reading;
-use crate::report::say;
+use crate::report::{Style, processes, say};
 use clap::ArgGroup;
 use faultless_trace::compact;
 use faultless_trace::record::{
@@ -17,7 +17,7 @@ use signal_hook::consts::SIGINT;
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -122,6 +122,10 @@ fn report(output: &Path, recorded: &Recorded) {
     let file = output.display();
     say!("{file}: {:.1} KB", size as f64 / 1e3);
     say!("{}", recorded.trace.summary());
+    let style = Style::new(io::stderr().is_terminal());
+    if let Some(table) = processes::table(&recorded.trace.processes_by_faults(), None, style) {
+        say!("{table}");
+    }
     say!("next: faultless replay {file} --policies, or faultless advise {file}");
 }
 

@@ -74,6 +74,10 @@ pub fn run(args: &ReplayArgs) -> Result<(), CliError> {
     }
     let source = match source::open(&args.recording)? {
         Input::Recording(source) => Arc::new(source.replayable()?),
+        Input::Sampled(name, trace) => {
+            let why = trace.header.every_fault().err().unwrap_or_default();
+            return Err(CliError::Usage(format!("{name}: {why}")));
+        }
         Input::Addresses(name, trace) => return addresses::run(args, &name, trace),
     };
     if args.html.html.is_some() {

@@ -46,8 +46,23 @@ impl Origin {
 pub enum Input {
     /// A recording.
     Recording(Box<Source>),
+    /// A recording with one in several faults, and its name.
+    Sampled(String, Box<Trace>),
     /// A trace of addresses, and its name.
     Addresses(String, Addresses),
+}
+
+impl Input {
+    /// Returns the input of a recording.
+    ///
+    /// # Errors
+    /// The recording is inconsistent.
+    pub fn of(name: String, trace: Trace) -> Result<Self, CliError> {
+        if trace.header.omitted > 0 {
+            return Ok(Self::Sampled(name, Box::new(trace)));
+        }
+        Ok(Self::Recording(Box::new(Source::new(name, trace)?)))
+    }
 }
 
 /// Opens the input named `from`: a bundled recording or trace, or a file.
@@ -68,7 +83,9 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
                 opened.map_err(|error| CliError::Usage(error.to_string()))?
             };
             match opened {
-                faultless_trace::Input::Recording(trace) => of_file(&file, trace).map(recording),
+                faultless_trace::Input::Recording(trace) => {
+                    Input::of(name_of(&file, &trace), trace)
+                }
                 faultless_trace::Input::Addresses(trace) => {
                     Ok(Input::Addresses(stem(&file), trace))
                 }
@@ -102,15 +119,15 @@ pub fn read(file: &Path) -> Result<Source, CliError> {
         let _guard = interrupt::ends_at_once();
         faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
     };
-    of_file(file, trace)
+    Ok(Source::new(name_of(file, &trace), trace)?)
 }
 
-fn of_file(file: &Path, trace: Trace) -> Result<Source, CliError> {
+/// Returns the name of the recording `trace` in `file`. Warns about lost events.
+fn name_of(file: &Path, trace: &Trace) -> String {
     if let Some(loss) = trace.header.loss() {
         say!("faultless: {}: {loss}", file.display());
     }
     let name = stem(file);
     // perf gives every file this name.
-    let name = if name == "perf" { trace.header.program.clone() } else { name };
-    Ok(Source::new(name, trace)?)
+    if name == "perf" { trace.header.program.clone() } else { name }
 }

@@ -5,6 +5,7 @@ pub mod columns;
 pub mod effect;
 pub mod json;
 pub mod perf_stat;
+pub mod processes;
 pub mod progress;
 pub mod table;
 
@@ -78,7 +79,8 @@ pub struct Style {
 }
 
 impl Style {
-    fn new(terminal: bool) -> Self {
+    /// Creates the style of an output, which may be a `terminal`.
+    pub fn new(terminal: bool) -> Self {
         Self { terminal, width: terminal_columns().map_or(100, usize::from).clamp(60, 160) }
     }
 }

@@ -1,10 +1,7 @@
 //! Counts of the contents of a trace.
 
-use super::{Birth, Kind, MAX_AREAS, Recorded, Trace};
-use crate::event::{Access, Backing};
-use crate::page_set::PageSet;
+use super::{Access, Kind, Recorded, Trace};
 use faultless::PAGE_SIZE;
-use rangemap::RangeMap;
 use std::fmt;
 
 /// Counts of the contents of a trace.
@@ -42,6 +39,8 @@ pub struct Summary {
     pub advises: usize,
     pub brks: usize,
     pub execs: usize,
+    /// Faults of the program for each counted fault.
+    pub period: u64,
     /// The recorded kinds. A count of an unrecorded kind is 0, and printed as `-`.
     pub recorded: Recorded,
 }
@@ -85,6 +84,10 @@ impl fmt::Display for Summary {
         if self.resident_pages > 0 {
             write!(f, "; {} pages resident at the start", self.resident_pages)?;
         }
+        if self.period > 1 {
+            let faults = (self.user_faults + self.kernel_faults) as u64 * self.period;
+            write!(f, "; one in {} faults is recorded: about {faults} faults", self.period)?;
+        }
         let counted = Recorded::all() - Recorded::AREAS - Recorded::CLONE_FLAGS;
         if self.recorded.contains(counted) { Ok(()) } else { f.write_str(" (-: not recorded)") }
     }
@@ -98,14 +101,14 @@ impl Trace {
             processes: self.processes.len(),
             events: self.events.len(),
             duration_us: self.events.last_us(),
+            period: self.header.period(),
             recorded: self.header.recorded,
             ..Summary::default()
         };
         let size = u64::from(self.header.page_size).max(PAGE_SIZE);
-        let mut pages = vec![PageSet::default(); self.processes.len()];
         for event in &self.events {
             match event.kind {
-                Kind::Fault { page, access, kernel, present, .. } => {
+                Kind::Fault { access, kernel, present, .. } => {
                     *(if kernel {
                         &mut summary.kernel_faults
                     } else {
@@ -113,8 +116,6 @@ impl Trace {
                     }) += 1;
                     summary.write_faults += usize::from(access == Access::Write);
                     summary.present_faults += usize::from(present);
-                    let process = self.threads[event.thread as usize].process;
-                    pages[process as usize].insert(page / size);
                 }
                 Kind::Map { .. } => summary.maps += 1,
                 Kind::Area { .. } => summary.areas += 1,
@@ -128,9 +129,11 @@ impl Trace {
                 Kind::Spawn { .. } | Kind::Exit => {}
             }
         }
-        summary.distinct_pages = pages.iter().map(|pages| pages.len() as usize).sum();
+        for process in self.count_processes() {
+            summary.distinct_pages += process.pages as usize;
+            summary.anon_first_touches += process.first_touches as usize;
+        }
         summary.unserved_faults = self.unserved_faults();
-        summary.anon_first_touches = self.anon_first_touches();
         summary
     }
 
@@ -156,48 +159,6 @@ impl Trace {
                 }
                 Kind::Fault { .. } | Kind::Spawn { .. } | Kind::Exit => {}
                 _ => changes[process] += 1,
-            }
-        }
-        count
-    }
-
-    /// Counts faults on absent pages of private anonymous memory, heap or stack.
-    fn anon_first_touches(&self) -> usize {
-        // Backing by range start and end, per process. A page is looked up in the most recently
-        // reported area that contains it.
-        let mut areas: Vec<RangeMap<u64, Backing>> = vec![RangeMap::new(); self.processes.len()];
-        let (mut count, mut copied) = (0, 0);
-        for event in &self.events {
-            let process = self.threads[event.thread as usize].process as usize;
-            match event.kind {
-                Kind::Map { start, len, backing, .. } | Kind::Area { start, len, backing, .. } => {
-                    areas[process].insert(start..start + len, backing);
-                }
-                Kind::Unmap { start, len } => areas[process].remove(start..start + len),
-                Kind::Remap { old, old_len, new, new_len, .. } => {
-                    let backing = areas[process].get(&old).copied().unwrap_or(Backing::Anon);
-                    if old_len > 0 {
-                        areas[process].remove(old..old + old_len);
-                    }
-                    areas[process].insert(new..new + new_len, backing);
-                }
-                Kind::Spawn { child, birth } if birth != Birth::Thread => {
-                    let to = self.threads[child as usize].process as usize;
-                    copied += areas[process].len();
-                    if copied <= MAX_AREAS {
-                        areas[to] = areas[process].clone();
-                    }
-                }
-                Kind::Exec => areas[process].clear(),
-                Kind::Fault { page, present: false, .. } => {
-                    // Memory without a report is the heap below the break.
-                    let backing = areas[process].get(&page).copied().unwrap_or(Backing::Heap);
-                    count += usize::from(matches!(
-                        backing,
-                        Backing::Anon | Backing::Heap | Backing::Stack
-                    ));
-                }
-                _ => {}
             }
         }
         count

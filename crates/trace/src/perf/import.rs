@@ -19,7 +19,7 @@
 
 use super::architecture::Architecture;
 use super::chains::Chains;
-use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, raw_field, raw_u64, role};
+use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
 use super::unwind::Unwind;
 use super::{Running, format, initial};
 use crate::event::{
@@ -118,6 +118,13 @@ impl<'a> Import<'a> {
         if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
             return Err(format!("no page faults were recorded: {COMPLETE}"));
         }
+        let of_faults = attrs.iter().zip(&roles).filter(|(_, role)| role.is_fault());
+        let mut periods: Vec<_> = of_faults.map(|(attr, _)| period(attr)).collect();
+        periods.dedup();
+        let omitted = match periods[..] {
+            [period] => u32::try_from(period.saturating_sub(1)).unwrap_or(u32::MAX),
+            _ => return Err(format!("faults were recorded with several periods: {COMPLETE}")),
+        };
         // Without its result the effect of such a call is unknown. Mapping records replace the
         // call.
         for (call, bit) in [
@@ -140,6 +147,7 @@ impl<'a> Import<'a> {
             kernel: text(file.os_release()),
             cpus: file.nr_cpus().ok().flatten().map_or(0, |cpus| cpus.nr_cpus_online),
             recorded,
+            omitted,
             ..Header::default()
         };
         Ok(Self {
@@ -260,6 +268,10 @@ impl<'a> Import<'a> {
         let open: Vec<_> = self.pending.drain().collect();
         for (thread, pending) in open {
             self.settle(thread, &pending, 0);
+        }
+        if self.header.omitted > 0 {
+            let note = format!("one in {} faults was recorded", self.header.period());
+            self.header.notes.push(note);
         }
         // Since 6.1, perf reports the lost events a second time at its end.
         self.header.lost = self.lost[0].max(self.lost[1]);

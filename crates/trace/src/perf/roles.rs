@@ -49,6 +49,13 @@ pub(super) enum Role {
     Other,
 }
 
+impl Role {
+    /// Returns whether the samples are faults.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, Self::Fault { .. } | Self::SoftwareFault)
+    }
+}
+
 /// Returns the meaning of the samples of `attr`. Adds the recorded kinds to `recorded`, and the
 /// calls with exits to `exits`.
 ///
@@ -62,10 +69,19 @@ pub(super) fn role(
     exits: &mut HashSet<Call>,
 ) -> Result<Role, String> {
     let role = meaning(attr, all, layouts, recorded, exits)?;
-    if !matches!(role, Role::Other) {
+    // Without every call, the mappings are wrong; a part of the faults is a sample.
+    if !matches!(role, Role::Other) && !(matches!(role, Role::SoftwareFault) && period(attr) > 1) {
         every_event(attr)?;
     }
     Ok(role)
+}
+
+/// Returns the number of events for each recorded event; 0 if this number varies.
+pub(super) fn period(attr: &AttributeDescription) -> u64 {
+    match attr.attr.sampling_policy {
+        SamplingPolicy::Period(period) => period.get(),
+        SamplingPolicy::Frequency(_) | SamplingPolicy::NoSampling => 0,
+    }
 }
 
 /// Rejects an event of which perf wrote only some occurrences.

@@ -254,7 +254,7 @@ impl Plan {
     }
 
     fn build(trace: &Trace, turns: Turns) -> Result<Self, PlanError> {
-        trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+        complete(trace)?;
         build::Builder::new(trace, turns).run()
     }
 
@@ -283,6 +283,12 @@ impl Plan {
         let touches = |ops: &Ops| ops.iter().filter(|op| matches!(op, Op::Touch { .. })).count();
         self.threads.iter().map(|thread| touches(&thread.ops)).sum()
     }
+}
+
+/// Checks the assumptions of a plan or a prediction: the trace is consistent, and has every fault.
+pub(crate) fn complete(trace: &Trace) -> Result<(), PlanError> {
+    trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+    trace.header.every_fault().map_err(|reason| PlanError { event: None, reason })
 }
 
 /// A trace that cannot be planned.

@@ -11,7 +11,7 @@
 use super::huge::HugePages;
 use super::signals::{self, Signals};
 use super::{HUGE_ON, RecordError, Recorded, Setup, not_read, until_signal};
-use crate::event::MAX_RESIDENT;
+use crate::event::{Kind, MAX_RESIDENT, Trace};
 use crate::perf::Running;
 use crate::resident::{Snapshot, now_ns};
 use procfs::process::{Process, all_processes};
@@ -36,9 +36,21 @@ const ATTEMPTS: usize = 5;
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup"];
 /// The most bytes of a message of perf.
 const MESSAGE: u64 = 1000;
-/// The size of a recording, in bytes, at which the recording ends: 8 to 12 million events. A
-/// [`Trace`](crate::Trace) has at most 16 million.
-const MAX_BYTES: u64 = 1 << 30;
+/// The size of a recording, in bytes, at which the recording ends: 10 to 15 million events. A
+/// [`Trace`] has at most 16 million.
+const MAX_BYTES: u64 = 5 << 28;
+/// The events of a recording with the default limit.
+const MOST_EVENTS: f64 = 1e7;
+/// The seconds for which a recording without a time is planned.
+const MINUTE: f64 = 60.0;
+/// The time over which the rate of events is measured.
+const WINDOW: Duration = Duration::from_secs(2);
+/// The bytes of a recorded fault in the file of perf.
+const BYTES_OF_EVENT: f64 = 112.0;
+/// The factor by which the rate may increase after the measurement.
+const MARGIN: f64 = 1.5;
+/// The most faults for each recorded fault.
+const MOST_OMITTED: u32 = 1 << 16;
 
 /// Processes that already run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,16 +108,39 @@ pub struct Live {
 }
 
 impl Live {
-    /// Returns the recorded events for each second.
+    /// Returns the events for each second, with the omitted faults.
     pub fn rate(&self) -> f64 {
-        self.recorded.trace.events.len() as f64 / self.seconds.max(1e-3)
+        let Trace { header, events, .. } = &self.recorded.trace;
+        let faults = events.iter().filter(|event| matches!(event.kind, Kind::Fault { .. })).count();
+        let all = events.len() as u64 + faults as u64 * u64::from(header.omitted);
+        all as f64 / self.seconds.max(1e-3)
+    }
+}
+
+/// The limits of a recording of running processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The recorded time. `None` stands for a recording until a signal.
+    pub time: Option<Duration>,
+    /// The events in a second beyond which the recorder omits faults; `None` for the default, with
+    /// which the recording has about [`MOST_EVENTS`] in its time, or in a minute.
+    pub rate: Option<u32>,
+}
+
+impl Limits {
+    /// Returns the events in a second beyond which the recorder omits faults.
+    pub fn rate(&self) -> f64 {
+        let seconds = self.time.map_or(MINUTE, |time| time.as_secs_f64().max(1.0));
+        self.rate.map_or(MOST_EVENTS / seconds, f64::from)
     }
 }
 
 impl Setup {
-    /// Records `subject` into the new file `output` for `limit`, if given, or until the processes
-    /// end or this process receives one of the held signals, and reads the recording back. Calls
-    /// `progress` repeatedly. (This requires that the caller holds the [`Signals`].)
+    /// Records `subject` into the new file `output` within `limits`, or until the processes end or
+    /// this process receives one of the held signals, and reads the recording back. If the
+    /// processes have more events in a second than the limit, the recording begins again, with one
+    /// in several faults. Calls `progress` repeatedly. (This requires that the caller holds the
+    /// [`Signals`].)
     ///
     /// # Errors
     /// The processes do not exist or may not be recorded, perf cannot be run, or perf leaves no
@@ -114,31 +149,29 @@ impl Setup {
         &self,
         output: &Path,
         subject: &Subject,
-        limit: Option<Duration>,
+        limits: Limits,
         mut progress: impl FnMut(Progress),
     ) -> Result<Live, RecordError> {
         let wrong = |why: String| RecordError::Subject(subject.to_string(), why);
         let run = |error| RecordError::Run(self.perf.display().to_string(), error);
-        let before = children_time();
-        let (mut attempt, mut chosen, mut perf, mut begun);
-        attempt = 1;
-        loop {
-            chosen = Chosen::find(subject).map_err(wrong)?;
-            perf = self.start(output, &chosen).map_err(run)?;
-            begun = perf.control.enable(&mut perf.child).map_err(run)?;
-            if begun || attempt == ATTEMPTS || chosen.runs() {
-                break;
+        let mut before = children_time();
+        let (mut period, mut rate) = (1, None);
+        let (session, full) = loop {
+            let mut session = self.begin(output, subject, period)?;
+            let most = (period < MOST_OMITTED).then(|| limits.rate());
+            match session.watch(output, limits.time, most, &mut progress).map_err(run)? {
+                Ended::Fast(measured) => {
+                    period = next_period(period, measured, limits.rate());
+                    rate.get_or_insert(measured);
+                    drop(session);
+                    // perf would keep a file with contents.
+                    File::create(output).map_err(run)?;
+                    before = children_time();
+                }
+                ended => break (session, matches!(ended, Ended::Full)),
             }
-            attempt += 1;
-        }
-        let (start, enabled_ns) = (Instant::now(), now_ns());
-        let (mut snapshots, mut unread) = (Vec::new(), 0);
-        let used = chosen.usage();
-        if begun {
-            (snapshots, unread) = chosen.snapshots().map_err(wrong)?;
-        }
-        let full =
-            begun && watch(&mut perf.child, output, start, limit, &mut progress).map_err(run)?;
+        };
+        let Session { mut perf, begun, start, enabled_ns, snapshots, unread, used } = session;
         let seconds = start.elapsed().as_secs_f64();
         let usage = Chosen::since(&used);
         let status = perf.end().map_err(run)?;
@@ -162,6 +195,14 @@ impl Setup {
         header.thp = if huge.is_some() { HUGE_ON } else { "on by request" }.to_owned();
         let mut notes = notes(&snapshots, unread);
         notes.extend(huge);
+        notes.extend(rate.map(|rate| {
+            format!(
+                "the processes have {rate:.0} events a second, more than the limit of {:.0}: one \
+                 in {period} faults was recorded, with all calls. Remedy: a shorter time by \
+                 --seconds, or a higher limit by --max-rate",
+                limits.rate()
+            )
+        }));
         if full {
             notes.push(format!(
                 "the recording ends after {seconds:.1} s, with the largest size of a recording: \
@@ -177,15 +218,70 @@ impl Setup {
     }
 }
 
+/// Returns the faults for each recorded fault of the next attempt, if `measured` events in a second
+/// with `period` are more than `limit`: an odd number, because programs have patterns of powers of two.
+fn next_period(period: u32, measured: f64, limit: f64) -> u32 {
+    let factor = (MARGIN * measured / limit.max(1.0)).ceil();
+    let next = f64::from(period) * factor.max(2.0);
+    next.min(f64::from(MOST_OMITTED)) as u32 | 1
+}
+
+/// A running recording.
+struct Session {
+    perf: Perf,
+    /// Whether perf has enabled its events.
+    begun: bool,
+    start: Instant,
+    enabled_ns: u64,
+    snapshots: Vec<Snapshot>,
+    /// The number of processes whose resident pages may not be read.
+    unread: usize,
+    used: HashMap<i32, Usage>,
+}
+
+/// The reason for the end of a recording.
+enum Ended {
+    /// The end of the time or of the processes, or a signal.
+    Over,
+    /// The file has the largest size.
+    Full,
+    /// The processes have this number of events in a second, more than the limit.
+    Fast(f64),
+}
+
 impl Setup {
+    /// Begins the recording of `subject` with one in `period` faults.
+    fn begin(&self, output: &Path, subject: &Subject, period: u32) -> Result<Session, RecordError> {
+        let wrong = |why: String| RecordError::Subject(subject.to_string(), why);
+        let run = |error| RecordError::Run(self.perf.display().to_string(), error);
+        let (mut attempt, mut chosen, mut perf, mut begun);
+        attempt = 1;
+        loop {
+            chosen = Chosen::find(subject).map_err(wrong)?;
+            perf = self.start(output, &chosen, period).map_err(run)?;
+            begun = perf.control.enable(&mut perf.child).map_err(run)?;
+            if begun || attempt == ATTEMPTS || chosen.runs() {
+                break;
+            }
+            attempt += 1;
+        }
+        let (start, enabled_ns) = (Instant::now(), now_ns());
+        let (mut snapshots, mut unread) = (Vec::new(), 0);
+        let used = chosen.usage();
+        if begun {
+            (snapshots, unread) = chosen.snapshots().map_err(wrong)?;
+        }
+        Ok(Session { perf, begun, start, enabled_ns, snapshots, unread, used })
+    }
+
     /// Starts perf, with its events disabled.
-    fn start(&self, output: &Path, chosen: &Chosen) -> io::Result<Perf> {
+    fn start(&self, output: &Path, chosen: &Chosen, period: u32) -> io::Result<Perf> {
         let (control, messages) = (Control::new()?, tempfile::tempfile()?);
         let mut command = Command::new(&self.perf);
         // Messages explain a failure.
         let common = self.common(output).into_iter().filter(|arg| arg != "-q");
         command.arg0("perf").args(common).args(control.arguments());
-        command.args(chosen.arguments(self.events())).stderr(messages.try_clone()?);
+        command.args(chosen.arguments(self.events(period))).stderr(messages.try_clone()?);
         // The keyboard's signals reach this process alone, which then ends perf.
         command.process_group(0);
         // SAFETY: between fork and exec the closure only unblocks signals, which is
@@ -225,27 +321,42 @@ fn notes(snapshots: &[Snapshot], unread: usize) -> Vec<String> {
     notes
 }
 
-/// Waits until `perf` has ended, `limit` is over, a held signal arrives, or the file `output` is
-/// full. Returns whether the file is full.
-fn watch(
-    perf: &mut Child,
-    output: &Path,
-    start: Instant,
-    limit: Option<Duration>,
-    progress: &mut impl FnMut(Progress),
-) -> io::Result<bool> {
-    loop {
-        if perf.try_wait()?.is_some() || signals::next().is_some() {
-            return Ok(false);
+impl Session {
+    /// Waits until perf has ended, `limit` is over, a held signal arrives, the file `output` is
+    /// full, or more than `most` events in a second were recorded, if given.
+    fn watch(
+        &mut self,
+        output: &Path,
+        limit: Option<Duration>,
+        most: Option<f64>,
+        progress: &mut impl FnMut(Progress),
+    ) -> io::Result<Ended> {
+        if !self.begun {
+            return Ok(Ended::Over);
         }
-        let elapsed = start.elapsed();
-        let bytes = fs::metadata(output).map_or(0, |data| data.len());
-        progress(Progress::Records(elapsed.as_secs_f64(), bytes));
-        if bytes >= MAX_BYTES {
-            return Ok(true);
-        }
-        if limit.is_some_and(|limit| elapsed >= limit) {
-            return Ok(false);
+        // The time and the size at the start of the present window.
+        let (mut since, mut size) = (Duration::ZERO, 0);
+        loop {
+            if self.perf.child.try_wait()?.is_some() || signals::next().is_some() {
+                return Ok(Ended::Over);
+            }
+            let elapsed = self.start.elapsed();
+            let bytes = fs::metadata(output).map_or(0, |data| data.len());
+            progress(Progress::Records(elapsed.as_secs_f64(), bytes));
+            if bytes >= MAX_BYTES {
+                return Ok(Ended::Full);
+            }
+            if limit.is_some_and(|limit| elapsed >= limit) {
+                return Ok(Ended::Over);
+            }
+            if elapsed - since >= WINDOW {
+                let events = bytes.saturating_sub(size) as f64 / BYTES_OF_EVENT;
+                let rate = events / (elapsed - since).as_secs_f64();
+                if most.is_some_and(|most| rate > most) {
+                    return Ok(Ended::Fast(rate));
+                }
+                (since, size) = (elapsed, bytes);
+            }
         }
     }
 }
@@ -547,6 +658,22 @@ mod tests {
         let refused = |path: &Path| cgroup(path, &roots).unwrap_err();
         assert!(refused(Path::new("system.slice/db")).contains("no such control group"));
         assert!(refused(&second).contains("--all records all processes"));
+    }
+
+    #[test]
+    fn faults_are_omitted_beyond_the_limit() {
+        let limits = |seconds: u64, rate| Limits {
+            time: (seconds > 0).then(|| Duration::from_secs(seconds)),
+            rate,
+        };
+        // Ten million events in the time, or in a minute.
+        assert_eq!(limits(10, None).rate(), 1e6);
+        assert_eq!(limits(0, None).rate(), 1e7 / 60.0);
+        assert_eq!(limits(10, Some(5)).rate(), 5.0);
+        assert_eq!(next_period(1, 1.1e6, 1e6), 3);
+        assert_eq!(next_period(1, 4e6, 1e6), 7);
+        assert_eq!(next_period(7, 2e6, 1e6), 21);
+        assert!(next_period(1000, 1e9, 1.0) >= MOST_OMITTED);
     }
 
     #[test]
