@@ -56,6 +56,7 @@ pub use event::{Event, Header, Kind, Trace};
 
 /// The kinds of input files.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a command has one input")]
 pub enum Input {
     /// A recording of faults and calls.
     Recording(Trace),

@@ -17,11 +17,13 @@ mod huge;
 mod live;
 mod probe;
 mod program;
+mod rate;
 mod signals;
 mod survivors;
 
-pub use live::{Limits, Live, Progress, Subject, Usage};
+pub use live::{Live, Progress, Subject, Usage};
 pub use program::{find as find_program, has_capabilities};
+pub use rate::Limits;
 pub use signals::Signals;
 
 use crate::STOPPED;

@@ -61,12 +61,8 @@ impl<'a> Answer<'a> {
     /// Creates the report from counts, costs and the run without a recorder, if there was such a
     /// run.
     pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
-        let recorded = trace.events.last_us();
-        let recorded = recorded as f64 / 1e6;
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
-        let at_once = trace.threads.len().clamp(1, cpus) as f64;
-        let limit = plain.map_or(recorded * at_once, |run| run.fault_limit()) * 1e9;
+        let recorded = trace.events.last_us() as f64 / 1e6;
+        let limit = plain.map_or(processor_seconds(trace), |run| run.fault_limit()) * 1e9;
         let costs = match host_page_size() {
             PAGE_SIZE if findings.small_pages > 1 => {
                 costs.with_pages_of(findings.small_pages.ilog2() as u8)
@@ -283,6 +279,14 @@ fn processes(trace: &Trace, small: u64) -> Vec<ProcessSummary> {
         }
     }
     processes
+}
+
+/// Returns the most processor time that the threads of a recording can have taken, in seconds.
+pub(super) fn processor_seconds(trace: &Trace) -> f64 {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
+    let at_once = trace.threads.len().clamp(1, cpus) as f64;
+    trace.events.last_us() as f64 / 1e6 * at_once
 }
 
 /// Reduces `costs` until the faults of the recording take at most `limit` nanoseconds. All costs of

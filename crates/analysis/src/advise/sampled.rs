@@ -5,6 +5,7 @@
 //! has touched is unknown, so a setting has no prediction.
 
 use super::ROUNDS;
+use super::answer::processor_seconds;
 use super::costs::{Costs, Meter};
 use crate::context::Context;
 use crate::error::Error;
@@ -12,7 +13,7 @@ use crate::figures::{Figures, Number};
 use crate::observer::Observer;
 use crate::stop;
 use faultless_trace::Trace;
-use faultless_trace::event::{ProcessSummary, Recorded};
+use faultless_trace::event::ProcessSummary;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
 
@@ -28,10 +29,10 @@ pub struct Sampled {
     /// The faults of the program by process, the process with the most faults first. The pages are
     /// those of the recorded faults.
     pub processes: Vec<ProcessSummary>,
-    /// Whether faults on present pages are distinguished.
-    pub knows_present: bool,
     /// The measured costs.
     pub costs: Costs,
+    /// The most nanoseconds that the threads can have spent.
+    limit: f64,
 }
 
 impl Sampled {
@@ -69,8 +70,8 @@ impl Sampled {
             period,
             seconds: trace.events.last_us() as f64 / 1e6,
             processes,
-            knows_present: trace.header.recorded.contains(Recorded::ACCESS),
             costs,
+            limit: processor_seconds(trace) * 1e9,
         }
     }
 
@@ -81,8 +82,20 @@ impl Sampled {
         all
     }
 
-    /// Returns the nanoseconds of the faults of `process`.
+    /// Returns the nanoseconds of the faults of `process`. All faults together take at most the
+    /// time that the threads can have spent.
     pub fn time(&self, process: &ProcessSummary) -> f64 {
+        let all = self.measured(&self.all());
+        self.measured(process) * (self.limit / all.max(1.0)).min(1.0)
+    }
+
+    /// Returns whether the measured costs exceed the time that the threads can have spent.
+    pub fn exceeds(&self) -> bool {
+        self.measured(&self.all()) > self.limit
+    }
+
+    /// Returns the nanoseconds of the faults of `process` with the measured costs.
+    fn measured(&self, process: &ProcessSummary) -> f64 {
         let others = process.faults - process.first_touches - process.present;
         process.first_touches as f64 * self.costs.page
             + process.present as f64 * self.costs.copied()
@@ -142,6 +155,14 @@ mod tests {
         assert_eq!(part.all().pages, whole.all().pages);
         let (one, nine) = (whole.time(&whole.all()), part.time(&part.all()));
         assert!(one > 0.0 && (nine / one - 9.0).abs() < 1e-9, "{one} {nine}");
+        assert!(!part.exceeds());
+        // More faults than the threads have time for.
+        trace.header.omitted = 99_999_999;
+        let most = Sampled::with("gcc", &trace, costs());
+        let all = most.time(&most.all()) / 1e9;
+        assert!(most.exceeds() && (all - processor_seconds(&trace)).abs() < 1e-6, "{all}");
+        let each: f64 = most.processes.iter().map(|process| most.time(process)).sum();
+        assert!((each / 1e9 - all).abs() < 1e-3 * all, "{each}");
         let mut kept = Kept::default();
         part.figures(&mut kept).expect("no output fails");
         assert_eq!(kept.0.iter().filter(|(metric, ..)| metric == "process_faults").count(), 3);

@@ -40,6 +40,9 @@ fn print(
         fixed(*seconds, 2),
         grouped(all.faults)
     )?;
+    if sampled.exceeds() {
+        writeln!(out, " At most: the measured cost of a fault was more than the threads spent.")?;
+    }
     for note in &trace.header.notes {
         writeln!(out, " note: {note}")?;
     }

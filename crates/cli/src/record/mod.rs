@@ -126,7 +126,11 @@ fn report(output: &Path, recorded: &Recorded) {
     if let Some(table) = processes::table(&recorded.trace.processes_by_faults(), None, style) {
         say!("{table}");
     }
-    say!("next: faultless replay {file} --policies, or faultless advise {file}");
+    let replay = match recorded.trace.header.every_fault() {
+        Ok(()) => format!("faultless replay {file} --policies, or "),
+        Err(_) => String::new(),
+    };
+    say!("next: {replay}faultless advise {file}");
 }
 
 /// Returns the error for a program that does not exist, or cannot be executed.

@@ -120,7 +120,7 @@ pub fn page(
     );
     page.plot("Savings of prefault", "Faults so far.", &compared.saved(false)?);
     let resident = |gauged: &Gauged| {
-        gauged.resident.iter().map(|pages| *pages as f64 * MIB_PER_PAGE).collect::<Vec<_>>()
+        gauged.resident.iter().map(|pages| f64::from(*pages) * MIB_PER_PAGE).collect::<Vec<_>>()
     };
     page.plot(
         "Resident memory",

@@ -2,8 +2,9 @@
 
 use crate::error::CliError;
 use crate::interrupt;
-use crate::report::progress::Reading;
+use crate::report::progress::{Progress, Reading};
 use crate::report::say;
+use faultless_analysis::Observer;
 use faultless_analysis::replay::Source;
 use faultless_analysis::suggest;
 use faultless_trace::lackey::Addresses;
@@ -61,6 +62,8 @@ impl Input {
         if trace.header.omitted > 0 {
             return Ok(Self::Sampled(name, Box::new(trace)));
         }
+        let progress = Progress::on_terminal(1);
+        progress.begin("orders the operations");
         Ok(Self::Recording(Box::new(Source::new(name, trace)?)))
     }
 }
@@ -71,17 +74,16 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
     match Origin::find_with_note(from) {
         Some(Origin::Shipped(shipped)) => Ok(recording(Source::shipped(shipped)?)),
         Some(Origin::File(file)) => {
-            let opened = {
-                // Reading a pipe may block.
-                let _guard = interrupt::ends_at_once();
-                let reading = Reading::new();
-                let mut watch = |share| {
-                    reading.read(share);
-                    true
-                };
-                let opened = faultless_trace::open_watched(&file, &mut watch);
-                opened.map_err(|error| CliError::Usage(error.to_string()))?
+            // Reading a pipe may block, and there are no results to print yet.
+            let _guard = interrupt::ends_at_once();
+            let reading = Reading::new();
+            let mut watch = |share| {
+                reading.read(share);
+                true
             };
+            let opened = faultless_trace::open_watched(&file, &mut watch)
+                .map_err(|error| CliError::Usage(error.to_string()))?;
+            drop(reading);
             match opened {
                 faultless_trace::Input::Recording(trace) => {
                     Input::of(name_of(&file, &trace), trace)

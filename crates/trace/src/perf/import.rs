@@ -269,7 +269,8 @@ impl<'a> Import<'a> {
         for (thread, pending) in open {
             self.settle(thread, &pending, 0);
         }
-        if self.header.omitted > 0 {
+        // The recorder of running processes has its own note.
+        if self.header.omitted > 0 && self.running.is_none() {
             let note = format!("one in {} faults was recorded", self.header.period());
             self.header.notes.push(note);
         }

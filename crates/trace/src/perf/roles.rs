@@ -69,9 +69,11 @@ pub(super) fn role(
     exits: &mut HashSet<Call>,
 ) -> Result<Role, String> {
     let role = meaning(attr, all, layouts, recorded, exits)?;
-    // Without every call, the mappings are wrong; a part of the faults is a sample.
-    if !matches!(role, Role::Other) && !(matches!(role, Role::SoftwareFault) && period(attr) > 1) {
-        every_event(attr)?;
+    match role {
+        Role::Other => {}
+        // A part of the faults is a sample. Without every call, the mappings are wrong.
+        Role::SoftwareFault if period(attr) > 1 => {}
+        _ => every_event(attr)?,
     }
     Ok(role)
 }

@@ -9,8 +9,9 @@
 //! The processes run as before: huge pages and fault-around keep the settings of the system.
 
 use super::huge::HugePages;
+use super::rate::{MOST_OMITTED, next_period};
 use super::signals::{self, Signals};
-use super::{HUGE_ON, RecordError, Recorded, Setup, not_read, until_signal};
+use super::{HUGE_ON, Limits, RecordError, Recorded, Setup, not_read, until_signal};
 use crate::event::{Kind, MAX_RESIDENT, Trace};
 use crate::perf::Running;
 use crate::resident::{Snapshot, now_ns};
@@ -39,19 +40,10 @@ const MESSAGE: u64 = 1000;
 /// The size of a recording, in bytes, at which the recording ends: 10 to 15 million events. A
 /// [`Trace`] has at most 16 million.
 const MAX_BYTES: u64 = 5 << 28;
-/// The events of a recording with the default limit.
-const MOST_EVENTS: f64 = 1e7;
-/// The seconds for which a recording without a time is planned.
-const MINUTE: f64 = 60.0;
 /// The time over which the rate of events is measured.
 const WINDOW: Duration = Duration::from_secs(2);
 /// The bytes of a recorded fault in the file of perf.
 const BYTES_OF_EVENT: f64 = 112.0;
-/// The factor by which the rate may increase after the measurement.
-const MARGIN: f64 = 1.5;
-/// The most faults for each recorded fault.
-const MOST_OMITTED: u32 = 1 << 16;
-
 /// Processes that already run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -114,24 +106,6 @@ impl Live {
         let faults = events.iter().filter(|event| matches!(event.kind, Kind::Fault { .. })).count();
         let all = events.len() as u64 + faults as u64 * u64::from(header.omitted);
         all as f64 / self.seconds.max(1e-3)
-    }
-}
-
-/// The limits of a recording of running processes.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The recorded time. `None` stands for a recording until a signal.
-    pub time: Option<Duration>,
-    /// The events in a second beyond which the recorder omits faults; `None` for the default, with
-    /// which the recording has about [`MOST_EVENTS`] in its time, or in a minute.
-    pub rate: Option<u32>,
-}
-
-impl Limits {
-    /// Returns the events in a second beyond which the recorder omits faults.
-    pub fn rate(&self) -> f64 {
-        let seconds = self.time.map_or(MINUTE, |time| time.as_secs_f64().max(1.0));
-        self.rate.map_or(MOST_EVENTS / seconds, f64::from)
     }
 }
 
@@ -216,14 +190,6 @@ impl Setup {
         let recorded = Recorded { trace, status, left: Vec::new(), notes };
         Ok(Live { recorded, seconds, recorder: children_time() - before, usage })
     }
-}
-
-/// Returns the faults for each recorded fault of the next attempt, if `measured` events in a second
-/// with `period` are more than `limit`: an odd number, because programs have patterns of powers of two.
-fn next_period(period: u32, measured: f64, limit: f64) -> u32 {
-    let factor = (MARGIN * measured / limit.max(1.0)).ceil();
-    let next = f64::from(period) * factor.max(2.0);
-    next.min(f64::from(MOST_OMITTED)) as u32 | 1
 }
 
 /// A running recording.
@@ -658,22 +624,6 @@ mod tests {
         let refused = |path: &Path| cgroup(path, &roots).unwrap_err();
         assert!(refused(Path::new("system.slice/db")).contains("no such control group"));
         assert!(refused(&second).contains("--all records all processes"));
-    }
-
-    #[test]
-    fn faults_are_omitted_beyond_the_limit() {
-        let limits = |seconds: u64, rate| Limits {
-            time: (seconds > 0).then(|| Duration::from_secs(seconds)),
-            rate,
-        };
-        // Ten million events in the time, or in a minute.
-        assert_eq!(limits(10, None).rate(), 1e6);
-        assert_eq!(limits(0, None).rate(), 1e7 / 60.0);
-        assert_eq!(limits(10, Some(5)).rate(), 5.0);
-        assert_eq!(next_period(1, 1.1e6, 1e6), 3);
-        assert_eq!(next_period(1, 4e6, 1e6), 7);
-        assert_eq!(next_period(7, 2e6, 1e6), 21);
-        assert!(next_period(1000, 1e9, 1.0) >= MOST_OMITTED);
     }
 
     #[test]
