@@ -21,6 +21,7 @@ mod boot;
 mod calibrate;
 mod compare;
 mod error;
+mod export;
 mod generate;
 mod html;
 mod interrupt;

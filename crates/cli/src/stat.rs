@@ -1,6 +1,7 @@
 //! `faultless stat`: one run of one workload, in the form of `perf stat`.
 
 use crate::error::CliError;
+use crate::export::{Export, ExportArgs, Kept};
 use crate::html::{Html, HtmlArgs, Page};
 use crate::interrupt;
 use crate::output;
@@ -42,6 +43,8 @@ pub struct StatArgs {
     #[arg(long, value_enum, default_value_t = MachineArg::Native)]
     pub machine: MachineArg,
     #[command(flatten)]
+    pub export: ExportArgs,
+    #[command(flatten)]
     pub json: JsonArgs,
     #[command(flatten)]
     pub html: HtmlArgs,
@@ -73,7 +76,10 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
         let why = "--html shows simulated CPUs, and --machine linux runs on the host's kernel: use one of the two";
         return Err(CliError::Usage(why.into()));
     }
-    output::apart(&[("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())])?;
+    args.export.without_stacks()?;
+    let outputs = [("--json", args.json.json.as_deref()), ("--html", args.html.html.as_deref())];
+    output::apart(&outputs.into_iter().chain(args.export.files()).collect::<Vec<_>>())?;
+    let export = Export::open(&args.export, &[])?;
     let html = Html::open(&args.html, &[])?;
     let json = Arc::new(Mutex::new(Json::open(&args.json, &[])?));
     let title = {
@@ -123,6 +129,11 @@ pub fn run(args: &StatArgs) -> Result<(), CliError> {
     writeln!(out, "{text}\n")?;
     let mut json = json.lock().unwrap_or_else(PoisonError::into_inner);
     json.outcome(&context, &outcome, &sample)?;
+    if export.has_figures() {
+        let mut kept = Kept::default();
+        kept.outcome(&context, &outcome, &sample)?;
+        export.figures(&kept)?;
+    }
     html.write(|| page(&args.workload, context.cpus, &Settings::new(&args.set.set), &text))?;
     json.complete()
 }

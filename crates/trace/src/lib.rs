@@ -33,6 +33,7 @@ pub mod compact;
 pub mod discard;
 pub mod error;
 pub mod event;
+pub mod footprint;
 pub mod fork;
 pub mod keep;
 pub mod lackey;

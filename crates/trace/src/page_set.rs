@@ -44,6 +44,21 @@ impl PageSet {
         (first..last).filter_map(|at| Some(in_word(at, *self.words.get(&at)?))).sum()
     }
 
+    /// Returns the pages in `range`, in any order.
+    pub fn list(&self, range: Range<u64>) -> Vec<u64> {
+        let (first, last) = (range.start / Self::PAGES, range.end.div_ceil(Self::PAGES));
+        let in_word = |at: u64, word: u64| {
+            let inside = word & mask(&range, at * Self::PAGES, Self::PAGES as u32, 1);
+            let bits = (0..Self::PAGES).filter(move |bit| inside >> bit & 1 != 0);
+            bits.map(move |bit| at * Self::PAGES + bit)
+        };
+        if last.saturating_sub(first) > self.words.len() as u64 {
+            return self.words.iter().flat_map(|(at, word)| in_word(*at, *word)).collect();
+        }
+        let words = (first..last).filter_map(|at| Some((at, *self.words.get(&at)?)));
+        words.flat_map(|(at, word)| in_word(at, word)).collect()
+    }
+
     /// Removes the pages in `range`.
     pub fn remove(&mut self, range: Range<u64>) {
         let bits = |at| mask(&range, at * Self::PAGES, Self::PAGES as u32, 1);

@@ -210,6 +210,7 @@ mod tests {
         let value = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20".to_owned();
         assert_eq!(got.apply, Apply::environment([("_RJEM_MALLOC_CONF", value)]));
         findings.discards = Discards::default();
+        findings.arenas_huge = None;
         assert!(predicted(&findings, &costs()).is_empty());
         // glibc has other settings.
         assert!(predicted(&with(Vec::new()), &costs()).is_empty());

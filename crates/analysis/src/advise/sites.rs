@@ -67,7 +67,7 @@ impl Site {
 
 /// The predicted time of faults by purpose, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
+struct Times {
     touch: f64,
     unzeroed: f64,
     copied: f64,
@@ -76,7 +76,7 @@ pub struct Times {
 
 impl Times {
     /// Returns the times with the present settings of the host.
-    pub fn new(findings: &Findings, costs: &Costs) -> Self {
+    fn new(findings: &Findings, costs: &Costs) -> Self {
         Self {
             touch: touch_time(findings, costs),
             unzeroed: costs.unzeroed(),
@@ -86,13 +86,38 @@ impl Times {
     }
 
     /// Returns the time of `faults`.
-    pub fn of(&self, faults: &StackFaults) -> f64 {
+    fn of(&self, faults: &StackFaults) -> f64 {
         let unzeroed = faults.zero_page + faults.file + faults.text;
         faults.zeroed as f64 * self.touch
             + unzeroed as f64 * self.unzeroed
             + faults.copies as f64 * self.copied
             + faults.shared as f64 * self.shared
     }
+}
+
+/// The predicted cost of the faults of one call stack.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StackCost {
+    /// The call stack.
+    pub stack: StackId,
+    /// The faults, of pages of the recorded host.
+    pub faults: u64,
+    /// The bytes of their pages.
+    pub bytes: u64,
+    /// The predicted time, in nanoseconds of processor time.
+    pub nanoseconds: f64,
+}
+
+/// Returns the predicted cost of each call stack.
+pub fn stack_costs(findings: &Findings, costs: &Costs) -> Vec<StackCost> {
+    let times = Times::new(findings, costs);
+    let cost = |(stack, faults): (&StackId, &StackFaults)| StackCost {
+        stack: *stack,
+        faults: faults.total() / findings.small_pages,
+        bytes: faults.total() * PAGE_SIZE,
+        nanoseconds: times.of(faults),
+    };
+    findings.census.stacks.iter().map(cost).collect()
 }
 
 /// Returns the call sites of a recording with these call stacks, the largest time first.

@@ -12,6 +12,7 @@ mod save;
 mod trial;
 
 use crate::error::CliError;
+use crate::export::{Export, ExportArgs, Kept};
 use crate::interrupt;
 use crate::number::within;
 use crate::output;
@@ -76,6 +77,8 @@ pub struct AdviseArgs {
     #[command(flatten)]
     pub live: LiveArgs,
     #[command(flatten)]
+    pub export: ExportArgs,
+    #[command(flatten)]
     pub json: JsonArgs,
     /// Run this program, with its arguments
     #[arg(last = true, value_name = "CMD")]
@@ -101,8 +104,9 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let inputs: Vec<&Path> =
         args.recording.as_deref().into_iter().chain(found.as_deref()).collect();
     let outputs = [("--json", args.json.json.as_deref()), ("--save", args.save.as_deref())];
-    output::apart(&outputs)?;
+    output::apart(&outputs.into_iter().chain(args.export.files()).collect::<Vec<_>>())?;
     let save = args.save.as_deref().map(|file| Save::new(file, &inputs)).transpose()?;
+    let export = Export::open(&args.export, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let subject = args.live.subject();
     let running = subject.as_ref().and_then(program_of);
@@ -114,6 +118,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let (mut source, status) = match input {
         Some(Input::Recording(source)) => (*source, None),
         Some(Input::Sampled(name, trace)) => {
+            args.export.every_fault(&name)?;
             let (mut out, style) = report::output(&args.json);
             sampled::run(&name, &trace, (&mut *out, style), &mut json)?;
             json.complete()?;
@@ -159,7 +164,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     };
     let measured = measure(findings, command, args.sysfs, &progress)?;
     drop(progress);
-    let advice = advise(args, &source, measured, &mut json)?;
+    let advice = advise(args, &source, measured, &mut json, &export)?;
     json.complete()?;
     if let Some(save) = save {
         save.write(&source.trace.header.program, &advice)?;
@@ -179,6 +184,7 @@ fn advise(
     source: &Source,
     measured: Measured,
     json: &mut Json,
+    export: &Export,
 ) -> Result<Vec<Advice>, CliError> {
     let Measured { findings, mut meter, plain } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
@@ -186,6 +192,12 @@ fn advise(
     let context = answer.context(source, &args.program, args.sysfs);
     print::print(&answer, &mut *out, style)?;
     answer.figures(json, &context)?;
+    if export.has_figures() {
+        let mut kept = Kept::default();
+        answer.figures(&mut kept, &context)?;
+        export.figures(&kept)?;
+    }
+    export.stacks(&answer, &source.trace)?;
     if args.trial {
         return trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context));
     }
@@ -204,7 +216,7 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError
     let live = {
         // A signal ends the recording.
         let _signals = Signals::hold();
-        let setup = record::setup(&args.setup)?;
+        let setup = record::setup(&args.setup, args.export.needs_stacks())?;
         live::record(&setup, data.path(), subject, &args.live)
             .map_err(|error| CliError::Failed(error.to_string()))?
     };
@@ -227,7 +239,7 @@ fn temporary() -> Result<NamedTempFile, CliError> {
 fn recorded(args: &AdviseArgs) -> Result<(Source, ExitStatus, bool), CliError> {
     // Signals sent to this process go to the program.
     let _signals = Signals::hold();
-    let setup = record::setup(&args.setup)?;
+    let setup = record::setup(&args.setup, args.export.needs_stacks())?;
     let data = temporary()?;
     let warn = |note: &str| say!("faultless: {note}");
     let reading = OnceCell::new();

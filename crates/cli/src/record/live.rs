@@ -55,7 +55,7 @@ pub fn run(args: &RecordArgs, subject: &Subject) -> Result<ExitCode, CliError> {
     let _signals = Signals::hold();
     let output = args.output(PORTABLE)?;
     let replacing = Replacing::new(&output)?;
-    let setup = setup(&args.setup)?;
+    let setup = setup(&args.setup, false)?;
     let data = replacing.temporary(FOR_OWNER)?;
     let live = record(&setup, data.path(), subject, &args.live)
         .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), &output)))?;

@@ -92,7 +92,7 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CliError> {
     let compact = args.compact || args.output.as_ref().is_some_and(named);
     let output = args.output(if compact { PORTABLE } else { "perf.data" })?;
     output::spare("-o", &output, &[&program])?;
-    let setup = setup(&args.setup)?;
+    let setup = setup(&args.setup, false)?;
     let Some(recorded) = write(args, &setup, &output, compact)? else {
         return Ok(exit_code(ExitStatus::from_raw(SIGINT)));
     };
@@ -139,8 +139,9 @@ pub fn not_found(program: &OsStr, error: io::Error) -> CliError {
 }
 
 /// Returns the method of recording on this system. Prints the events missing from the recording if
-/// `--lesser` accepts an incomplete recording.
-pub fn setup(args: &SetupArgs) -> Result<Setup, CliError> {
+/// `--lesser` accepts an incomplete recording. With `stacks`, call stacks are recorded also without
+/// the option.
+pub fn setup(args: &SetupArgs, stacks: bool) -> Result<Setup, CliError> {
     let setup = Setup::find(args.lesser).map_err(|missing| {
         let hint = if args.lesser {
             ""
@@ -155,11 +156,11 @@ pub fn setup(args: &SetupArgs) -> Result<Setup, CliError> {
             say!("- {shortfall}");
         }
     }
-    let stacks = args.stacks.map(|method| match method {
+    let unwind = args.stacks.map(|method| match method {
         Stacks::Fp => Unwind::FramePointers,
         Stacks::Dwarf => Unwind::Dwarf,
     });
-    Ok(setup.with_stacks(stacks))
+    Ok(setup.with_stacks(unwind.or(stacks.then_some(Unwind::FramePointers))))
 }
 
 /// Records into `output`, which is written to only after success. Returns `None` if a signal ended
