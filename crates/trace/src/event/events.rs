@@ -219,7 +219,8 @@ mod tests {
     #[test]
     fn fault_needs_few_bytes() {
         let fault = |page: u64| Kind::Fault {
-            page: (1 << 45) + page * 4096,
+            // Two threads touch pages in distant areas.
+            page: (1 << 45) + (page % 2 << 40) + page * 4096,
             access: Access::Write,
             kernel: false,
             present: false,
