@@ -5,19 +5,24 @@ use super::linked::{self, Linked};
 use faultless_trace::Trace;
 use faultless_trace::record::{find_program, has_capabilities};
 use memchr::memmem;
+use memmap2::Mmap;
 use nix::unistd::{getegid, geteuid};
 use object::elf::FileHeader64;
 use object::read::elf::{ElfFile, FileHeader};
 use object::{Architecture, Endianness, Object, ObjectSection};
 use std::env::consts::ARCH;
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The longest chain of interpreters of scripts that start another interpreter.
 const MOST_INTERPRETERS: usize = 4;
+
+/// The bytes of a script in which the kernel searches the interpreter.
+const MOST_OF_LINE: u64 = 256;
 
 /// Names of allocators, as found in the linked or preloaded libraries of a program.
 const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
@@ -77,7 +82,7 @@ impl Program {
         let file = find_program(name).ok().and_then(|file| executed(&file));
         let mut program = file
             .as_deref()
-            .and_then(|file| fs::read(file).ok())
+            .and_then(|file| contents(file).ok())
             .map_or_else(Self::default, |bytes| Self::of_file(&bytes));
         let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
         if LINKED.iter().any(|name| has(preloaded.as_bytes(), name)) {
@@ -293,12 +298,21 @@ fn interpreter(file: &ElfFile<'_, FileHeader64<Endianness>>) -> Option<String> {
     Some(String::from_utf8_lossy(path).into_owned())
 }
 
+/// Returns the contents of a program. A program of 100 MB is mapped, as only small parts are used.
+fn contents(file: &Path) -> io::Result<Mmap> {
+    let file = File::open(file)?;
+    // SAFETY: the bytes are only read, each once. The kernel refuses writes to running programs,
+    // and package managers replace a program by a new file.
+    unsafe { Mmap::map(&file) }
+}
+
 /// Returns the file executed by the kernel for `file`: the file itself, or the interpreter of a
 /// script.
 fn executed(file: &Path) -> Option<PathBuf> {
     let mut file = file.to_owned();
     for _ in 0..MOST_INTERPRETERS {
-        let bytes = fs::read(&file).ok()?;
+        let mut bytes = Vec::new();
+        File::open(&file).ok()?.take(MOST_OF_LINE).read_to_end(&mut bytes).ok()?;
         let Some(rest) = bytes.strip_prefix(b"#!") else { return Some(file) };
         let line = rest.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
