@@ -84,9 +84,14 @@ pub fn count(
     if recorded != host {
         observer.note(&format!(
             "the recording is of a host with pages of {} KiB, and this host has pages of {} KiB: \
-             costs are computed from this host's, and advice about huge pages is omitted",
+             {}, and advice about huge pages is omitted",
             recorded >> 10,
-            host >> 10
+            host >> 10,
+            if host == PAGE_SIZE {
+                "costs are computed from those of this host"
+            } else {
+                "costs are those of this host's pages, and times are too small"
+            }
         ));
         (sizes, shmem) = (Sizes { all: None, sizes: Vec::new() }, Shmem::NONE);
     }
