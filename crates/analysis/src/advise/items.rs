@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{fewer, folio_time, shared_time};
-use super::{allocator, others, runtime};
+use super::{allocator, blocks, forks, mapped_files, others, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -23,6 +23,7 @@ const FEW: u64 = 256;
 /// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
     let all = allocator::open(findings).into_iter().chain(others::open(findings));
+    let all = all.chain(forks::open(findings)).chain(blocks::open(findings));
     all.chain(runtime::open(findings)).collect()
 }
 
@@ -44,6 +45,8 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(shared_memory(findings, costs));
     items.extend(allocator::predicted(findings, costs));
     items.extend(others::predicted(findings, costs));
+    items.extend(mapped_files::predicted(findings, costs));
+    items.extend(forks::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));
