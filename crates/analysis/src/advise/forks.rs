@@ -10,8 +10,9 @@ use faultless::PAGE_SIZE;
 use faultless_trace::fork::Forks;
 use memmap2::{Advice, MmapMut};
 use nix::sys::wait::waitpid;
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{ForkResult, fork};
-use std::time::Instant;
+use std::time::Duration;
 
 /// Pages of the memory whose copy is measured: 64 MiB.
 const PAGES: usize = 16 << 10;
@@ -20,7 +21,7 @@ const ROUNDS: usize = 7;
 /// Copied pages from which a line is worth the reader's time.
 const FEW: u64 = 1000;
 
-/// The time of a fork on this host, in nanoseconds.
+/// The processor time of a fork on this host, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForkCost {
     /// A fork of a small process.
@@ -61,17 +62,19 @@ fn touched() -> Result<MmapMut, Error> {
     Ok(memory)
 }
 
-/// Returns the nanoseconds of one fork.
+/// Returns the nanoseconds of one fork: processor time of this thread, which other programs hardly
+/// affect.
 fn time() -> Result<f64, Error> {
     let failed = |error: nix::Error| Error::host("a fork", std::io::Error::from(error));
-    let begin = Instant::now();
+    let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let begin = now().map_err(failed)?;
     // SAFETY: the child only calls _exit, which is async-signal-safe.
     let forked = unsafe { fork() }.map_err(failed)?;
     match forked {
         // SAFETY: _exit ends the child without running any code of this process.
         ForkResult::Child => unsafe { libc::_exit(0) },
         ForkResult::Parent { child } => {
-            let took = begin.elapsed().as_secs_f64() * 1e9;
+            let took = now().map_err(failed)?.saturating_sub(begin).as_secs_f64() * 1e9;
             waitpid(child, None).map_err(failed)?;
             Ok(took)
         }
