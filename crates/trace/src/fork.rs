@@ -20,6 +20,11 @@ pub struct Forks {
     pub entries: u64,
     /// The same at the fork with the most pages.
     pub most: u64,
+    /// Forks whose child executes a program, and the entries copied for them. `vfork` or
+    /// `posix_spawn` would copy none.
+    pub to_execute: u64,
+    /// See `to_execute`.
+    pub execute_entries: u64,
     /// Pages that the parent stored to after a fork, and that were shared then.
     pub copied_by_parent: u64,
     /// Pages that a child stored to, and that were shared then.
@@ -50,9 +55,16 @@ impl Forks {
                     parent.inherited.clone_from(&parent.private);
                     let mut copy = parent.clone();
                     copy.is_child = true;
+                    copy.copied_entries = Some(entries);
                     memories[to] = copy;
                 }
-                Kind::Exec => memories[process] = Memory::default(),
+                Kind::Exec => {
+                    let before = std::mem::take(&mut memories[process]);
+                    if let Some(entries) = before.copied_entries {
+                        out.to_execute += 1;
+                        out.execute_entries += entries;
+                    }
+                }
                 kind => memories[process].step(kind, &mut out),
             }
         }
@@ -78,6 +90,8 @@ struct Memory {
     inherited: PageSet,
     brk: Option<u64>,
     is_child: bool,
+    /// The entries that the fork of this child copied.
+    copied_entries: Option<u64>,
 }
 
 impl Memory {
@@ -207,6 +221,8 @@ mod tests {
             forks: 1,
             entries: 40,
             most: 40,
+            to_execute: 0,
+            execute_entries: 0,
             copied_by_parent: 1,
             copied_by_child: 2,
             still_shared: 40 - 2 - 10,
@@ -218,6 +234,7 @@ mod tests {
     fn child_that_executes_a_program_shares_no_pages() {
         let got = forked(Backing::Anon, &[(1, Kind::Exec), (1, fault(1, false))]);
         assert_eq!((got.forks, got.copied(), got.still_shared), (1, 0, 0));
+        assert_eq!((got.to_execute, got.execute_entries), (1, 40));
     }
 
     #[test]

@@ -27,12 +27,14 @@
 //! with the file, the place in the file and the reason.
 
 pub mod anticipate;
+pub mod blocks;
 pub mod bound;
 pub mod census;
 pub mod compact;
 pub mod discard;
 pub mod error;
 pub mod event;
+pub mod files;
 pub mod footprint;
 pub mod fork;
 pub mod keep;

@@ -69,6 +69,14 @@ impl PageSet {
         self.words.retain(|_, word| *word != 0);
     }
 
+    /// Returns the pages, in any order.
+    pub fn pages(&self) -> impl Iterator<Item = u64> {
+        self.words.iter().flat_map(|(at, word)| {
+            let first = at * Self::PAGES;
+            (0..Self::PAGES).filter(move |bit| word >> bit & 1 != 0).map(move |bit| first + bit)
+        })
+    }
+
     /// Returns the number of pages.
     pub fn len(&self) -> u64 {
         self.words.values().map(|word| u64::from(word.count_ones())).sum()

@@ -2,10 +2,13 @@
 //! assigned.
 
 use super::collector::Collector;
+use super::forks::ForkCost;
 use super::heap::{Padded, of_malloc, padded};
 use super::linked::Linked;
+use super::mapped_files::{FileCost, MOSTLY};
 use super::others::huge_arenas;
 use super::program::Program;
+use super::stalls::Stalls;
 use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
 use crate::error::Error;
 use crate::observer::Observer;
@@ -14,8 +17,11 @@ use crate::settings::{Regime, Settings};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
+use faultless_trace::blocks::Blocks;
 use faultless_trace::census::Census;
 use faultless_trace::discard::Discards;
+use faultless_trace::files::Files;
+use faultless_trace::fork::Forks;
 use faultless_trace::keep::{Kept, kept};
 use faultless_trace::plan::PlanError;
 use faultless_trace::record::HUGE_ON;
@@ -64,6 +70,19 @@ pub struct Findings {
     pub collector: Option<Collector>,
     /// Memory that was returned to the kernel and used again.
     pub discards: Discards,
+    /// Copies of address spaces, and the time of a fork; `None` without a measurement.
+    pub forks: Forks,
+    /// See `forks`.
+    pub fork_cost: Option<ForkCost>,
+    /// Faults on files with other sizes of fault-around, and their time; `None` without a
+    /// measurement.
+    pub files: Files,
+    /// See `files`.
+    pub file_cost: Option<FileCost>,
+    /// The use of memory in blocks of 2 MiB.
+    pub blocks: Blocks,
+    /// Events of the whole system during the run without a recorder.
+    pub stalls: Option<Stalls>,
     /// Folios if the allocator requests huge pages; `None` without an allocator beside the C
     /// library's.
     pub arenas_huge: Option<Folios>,
@@ -106,6 +125,11 @@ impl Findings {
         let folios = |it: &Folios| it.outcome.left as f64 - it.mapped[0] as f64;
         let single = now.mapped[0] as f64 - with.mapped[0] as f64;
         self.spared(single) + folios(now) - folios(with)
+    }
+
+    /// Returns the name of the recorded program, without its directory.
+    pub fn program_name(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or_default()
     }
 
     /// Returns the share of the recorded first touches that cause a fault for a single page, from 0
@@ -223,6 +247,12 @@ impl Findings {
             collector: None,
             discards: Discards::of(trace).map_err(wrong)?,
             arenas_huge,
+            forks: Forks::of(trace).map_err(wrong)?,
+            fork_cost: None,
+            files: Files::of(trace, MOSTLY).map_err(wrong)?,
+            file_cost: None,
+            blocks: Blocks::of(trace).map_err(wrong)?,
+            stalls: None,
             threads: trace.threads.len(),
             kept: kept(trace).map_err(wrong)?,
             prefault: effects.and_then(|effects| effects.into_iter().next()),

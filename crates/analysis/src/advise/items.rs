@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{folio_time, shared_time};
-use super::{ahead, allocator, others, runtime};
+use super::{ahead, allocator, blocks, forks, mapped_files, others, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -23,7 +23,8 @@ const FEW: u64 = 256;
 /// Returns the advice without a prediction that applies to the program.
 pub fn open(findings: &Findings) -> Vec<Open> {
     let all = allocator::open(findings).into_iter().chain(ahead::open(findings));
-    all.chain(others::open(findings)).chain(runtime::open(findings)).collect()
+    let all = all.chain(others::open(findings)).chain(forks::open(findings));
+    all.chain(blocks::open(findings)).chain(runtime::open(findings)).collect()
 }
 
 /// Returns all items that apply to the program, the largest saving first.
@@ -44,6 +45,8 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(shared_memory(findings, costs));
     items.extend(allocator::predicted(findings, costs));
     items.extend(others::predicted(findings, costs));
+    items.extend(mapped_files::predicted(findings, costs));
+    items.extend(forks::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));

@@ -23,6 +23,8 @@ const MIMALLOC: &[u8] = b"mimalloc: ";
 /// A variable of gperftools, and two of Google's later allocator.
 const GPERFTOOLS: &[u8] = b"TCMALLOC_RELEASE_RATE\0";
 const GOOGLE: [&[u8]; 2] = [b"TCMALLOC_HPAA_CONTROL\0", b"TCMALLOC_SIZE_CLASSES\0"];
+/// Names of jemalloc's command to return memory, in programs that use the command.
+const PURGES: [&[u8]; 3] = [b"arena.%d.purge", b"arena.%u.purge", b"arena.4096.purge"];
 /// The longest prefix of a variable.
 const PREFIX: usize = 32;
 /// Hexadecimal digits of the commit in jemalloc's version.
@@ -118,6 +120,11 @@ pub fn in_file(bytes: &[u8]) -> Vec<Linked> {
         all.push(Linked::Google);
     }
     all
+}
+
+/// Returns whether the file of a program requests jemalloc to return the free memory of arenas.
+pub fn purges(bytes: &[u8]) -> bool {
+    PURGES.iter().any(|name| memmem::find(bytes, name).is_some())
 }
 
 /// Returns the names of variables with the settings of jemalloc.
@@ -238,6 +245,11 @@ impl Seen {
         }
     }
 
+    /// Returns whether a file requests jemalloc to return memory.
+    pub fn purges(&self) -> bool {
+        self.files.iter().filter_map(|file| read(file)).any(|bytes| purges(&bytes))
+    }
+
     /// Returns the allocators in the files.
     pub fn allocators(self) -> Vec<Linked> {
         in_files(self.files)
@@ -338,6 +350,7 @@ mod tests {
         assert_eq!(in_file(&file(&["TCMALLOC_RELEASE_RATE"])), [Linked::Gperftools]);
         assert_eq!(in_file(&file(&["TCMALLOC_HPAA_CONTROL"])), [Linked::Google]);
         assert!(in_file(&file(&["mimalloc: "])).is_empty());
+        assert!(super::purges(&file(&["arena.%d.purge"])) && !super::purges(&new));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 pub mod ahead;
 mod allocator;
 pub mod answer;
+mod blocks;
 pub mod collector;
 pub mod costs;
 mod counter;
@@ -17,12 +18,14 @@ pub mod effect;
 pub mod file;
 pub mod findings;
 mod fold;
+pub mod forks;
 pub mod heap;
 pub mod interval;
 pub mod item;
 pub mod items;
 pub mod library;
 pub mod linked;
+pub mod mapped_files;
 pub mod named;
 pub mod once;
 pub mod others;
@@ -31,6 +34,7 @@ pub mod program;
 mod runtime;
 pub mod sampled;
 pub mod sites;
+pub mod stalls;
 mod supervise;
 pub mod sysfs;
 mod thp_flag;
@@ -46,10 +50,13 @@ use costs::Meter;
 use faultless::PAGE_SIZE;
 use faultless_trace::resident::host_page_size;
 use findings::Findings;
+use forks::ForkCost;
 use item::Apply;
 use linked::Seen;
+use mapped_files::FileCost;
 use once::{Run, watched};
 use program::Program;
+use stalls::Stalls;
 use std::ffi::OsString;
 use sysfs::{Shmem, Sizes};
 
@@ -110,6 +117,12 @@ pub fn measure(
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
     let go = findings.program.go;
+    if findings.forks.forks > 0 {
+        findings.fork_cost = Some(ForkCost::measure()?);
+    }
+    if findings.files.loads[0] > 0 {
+        findings.file_cost = Some(FileCost::measure()?);
+    }
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
     let mut seen = Seen::default();
@@ -128,12 +141,15 @@ pub fn measure(
                 "the program runs again without the recorder; its input is empty, its output is discarded, and Ctrl-C ends this run",
             );
             observer.begin("runs the program without the recorder");
+            let before = Stalls::read();
             plain = watched(command, &Apply::Nothing, observer, |pid| seen.look(pid))?;
+            findings.stalls = plain.map(|_| Stalls::read().since(&before));
             if go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
         }
     }
+    findings.program.purges |= seen.purges();
     findings.add_allocators(seen.allocators());
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();

@@ -60,7 +60,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
 
 /// The allocator keeps freed memory.
 fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::keeps(linked)?;
+    let apply = named::keeps(linked).filter(|_| !is_purged(linked, findings))?;
     let discards = findings.discards;
     let refilled = discards.refilled as f64;
     (discards.calls > 0).then(|| Item {
@@ -121,6 +121,11 @@ pub fn open(findings: &Findings) -> Vec<Open> {
     out
 }
 
+/// Returns whether the program itself requests the allocator to return memory.
+fn is_purged(linked: &Linked, findings: &Findings) -> bool {
+    findings.program.purges && matches!(linked, Linked::Jemalloc { .. })
+}
+
 /// Adds the advice for jemalloc.
 fn jemalloc(variable: &str, linked: &Linked, findings: &Findings, out: &mut Vec<Open>) {
     let settings = |text: &str| Apply::environment([(variable, text.to_owned())]);
@@ -134,6 +139,22 @@ fn jemalloc(variable: &str, linked: &Linked, findings: &Findings, out: &mut Vec<
                 "{threads} threads use up to 4 arenas for each CPU, each with its own free pages; \
                  threads that share an arena reuse freed pages of other threads and contend for \
                  its lock: a recording of faults shows neither"
+            ),
+            apply,
+        });
+    }
+    if is_purged(linked, findings)
+        && findings.discards.refilled > 0
+        && let Some(apply) = named::keeps(linked)
+    {
+        out.push(Open {
+            name: "jemalloc keeps memory".into(),
+            action: shown(&apply),
+            why: format!(
+                "{} faults are on pages that were returned. The program itself requests jemalloc \
+                 to return memory (arena.purge), as Redis does after FLUSHALL, and no setting \
+                 prevents these calls",
+                grouped(findings.discards.refilled)
             ),
             apply,
         });
@@ -244,6 +265,12 @@ mod tests {
         let mut findings = with(vec![rust()]);
         findings.threads = 1;
         assert_eq!(names(&findings), ["jemalloc background thread"]);
+        findings.program.purges = true;
+        let purged = ["jemalloc keeps memory", "jemalloc background thread"];
+        assert_eq!(names(&findings), purged);
+        let predicted = predicted(&findings, &costs());
+        assert!(predicted.is_empty(), "the program returns memory itself: {predicted:?}");
+        findings.program.purges = false;
         findings.threads = 8;
         assert_eq!(names(&findings), ["fewer jemalloc arenas", "jemalloc background thread"]);
         let google = with(vec![Linked::Google]);

@@ -58,6 +58,8 @@ pub struct Program {
     pub allocator: bool,
     /// Allocators other than the C library's, in the program's file and libraries.
     pub others: Vec<Linked>,
+    /// The program itself requests jemalloc to return all free memory.
+    pub purges: bool,
     /// The program has other rights than its user, so the loader ignores variables.
     pub privileged: bool,
     /// Made for another machine, such as one with 32-bit addresses.
@@ -253,6 +255,7 @@ impl Program {
             musl,
             allocator: others,
             others: Vec::new(),
+            purges: linked::purges(bytes),
             privileged: false,
             foreign: !is_of_this_machine(&file),
         }

@@ -57,7 +57,11 @@ pub fn candidates<'a>(answer: &'a Answer<'_>, consent: bool) -> (Vec<Tried<'a>>,
         _ => true,
     });
     left.retain(|item| matches!(item.apply, Apply::Sysfs(..)));
-    let open = answer.open.iter().filter(|open| open.apply != Apply::Nothing);
+    let open = answer.open.iter().filter(|open| match open.apply {
+        Apply::Nothing => false,
+        Apply::Sysfs(..) => consent,
+        _ => true,
+    });
     let open = open.map(Tried::of_open);
     (able.into_iter().map(Tried::of_item).chain(open).collect(), left)
 }

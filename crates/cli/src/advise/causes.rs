@@ -1,16 +1,22 @@
-//! The causes of faults beyond their kinds: allocators that return memory.
+//! The causes of faults beyond their kinds: allocators that return memory, forks, and stalls of the
+//! whole system.
 
 use crate::error::CliError;
 use faultless_analysis::advise::findings::Findings;
 use faultless_analysis::number::{grouped, plural};
 use std::io::Write;
 
+/// Pages of a cause below which a line is not worth the reader's time.
+const FEW: u64 = 1000;
+
 /// Prints the causes.
 ///
 /// # Errors
 /// The output is closed.
 pub fn print(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
-    print_allocators(findings, out)
+    print_allocators(findings, out)?;
+    print_forks(findings, out)?;
+    print_stalls(findings, out)
 }
 
 /// Prints the allocators, and the memory that came back.
@@ -20,7 +26,7 @@ fn print_allocators(findings: &Findings, out: &mut dyn Write) -> Result<(), CliE
     if !names.is_empty() {
         writeln!(out, " The allocator is {}.", names.join(", or "))?;
     }
-    if discards.calls + discards.unmaps > 0 && discards.back() > 0 {
+    if discards.back() >= FEW {
         writeln!(
             out,
             " {} of MADV_DONTNEED freed {}, and {} of them came back; {} of munmap freed {}, and \
@@ -35,4 +41,95 @@ fn print_allocators(findings: &Findings, out: &mut dyn Write) -> Result<(), CliE
         )?;
     }
     Ok(())
+}
+
+/// Prints the forks, their time, and the copies afterwards.
+fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
+    let forks = findings.forks;
+    let Some(cost) = findings.fork_cost.filter(|_| forks.most >= FEW) else { return Ok(()) };
+    writeln!(
+        out,
+        " {} copied {} entries of page tables; the largest fork has {}, and is predicted to stop its thread for {:.1} ms.\n {} were copied afterwards: {} by parents and {} by children. {} of children stayed shared.",
+        plural(forks.forks, "fork"),
+        grouped(forks.entries),
+        grouped(forks.most),
+        cost.time(forks.most) / 1e6,
+        plural(forks.copied(), "page"),
+        grouped(forks.copied_by_parent),
+        grouped(forks.copied_by_child),
+        plural(forks.still_shared, "page")
+    )?;
+    Ok(())
+}
+
+/// Prints the events of the whole system during the run.
+fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
+    let Some(stalls) = findings.stalls else { return Ok(()) };
+    let mut counts = vec![
+        (stalls.major, "faults read from disk (a cold page cache)"),
+        (stalls.compaction, "stalls for compaction"),
+        (stalls.fallback, "faults found no free huge page"),
+        (stalls.collapsed, "huge pages made by khugepaged"),
+        (stalls.shootdowns, "interrupts for TLB flushes"),
+    ];
+    counts.retain(|(count, _)| *count > 0);
+    if !counts.is_empty() {
+        let counts: Vec<_> =
+            counts.iter().map(|(count, what)| format!("{} {what}", grouped(*count))).collect();
+        writeln!(out, " The whole system during the run: {}.", counts.join(", "))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use faultless_analysis::advise::forks::ForkCost;
+    use faultless_analysis::advise::linked::Linked;
+    use faultless_analysis::advise::program::Program;
+    use faultless_analysis::advise::stalls::Stalls;
+    use faultless_analysis::advise::sysfs::{Shmem, Sizes};
+    use faultless_analysis::replay::Source;
+    use faultless_trace::discard::Discards;
+    use faultless_trace::fork::Forks;
+    use faultless_trace::recordings;
+
+    #[test]
+    fn each_cause_has_a_line() {
+        let recording = recordings::find("sort").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let sizes = Sizes { all: None, sizes: Vec::new() };
+        let mut findings = Findings::of(&source, Program::default(), sizes, Shmem::NONE, &())
+            .expect("a valid recording");
+        let printed = |findings: &Findings| {
+            let mut out = Vec::new();
+            print(findings, &mut out).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        findings.discards = Discards::default();
+        findings.forks = Forks::default();
+        assert_eq!(printed(&findings), "");
+        findings.program.others = vec![Linked::Gperftools];
+        findings.discards = Discards {
+            calls: 2,
+            pages: 1500,
+            refilled: 1200,
+            interrupts: 6,
+            ..Discards::default()
+        };
+        findings.forks = Forks { forks: 1, entries: 5000, most: 5000, ..Forks::default() };
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0 });
+        findings.stalls = Some(Stalls { major: 3, ..Stalls::default() });
+        let text = printed(&findings);
+        for part in [
+            "The allocator is tcmalloc of gperftools.",
+            "2 calls of MADV_DONTNEED freed 1500 pages, and 1,200 of them came back",
+            "interrupted other CPUs 6 times at most",
+            "1 fork copied 5,000 entries of page tables",
+            "stop its thread for 0.6 ms",
+            "during the run: 3 faults read from disk (a cold page cache).",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 }
