@@ -13,6 +13,7 @@
 //!   If the setting cannot be written, a warning is printed, and the recording has too few first
 //!   touches of file pages.
 
+mod arguments;
 mod huge;
 mod live;
 mod probe;
@@ -47,10 +48,6 @@ pub const HUGE_ON: &str = "on for all programs";
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
-/// The size of perf's buffer for each CPU. With 64 KiB, one event in a thousand was lost; with
-/// 32 MiB no event was lost.
-const BUFFER: &str = "32M";
-const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
 /// perf.
 const PROBE: usize = 256 << 10;
@@ -274,81 +271,6 @@ impl Setup {
     /// possible.
     pub fn shortfalls(&self) -> &[Shortfall] {
         &self.shortfalls
-    }
-
-    /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
-    pub fn arguments(&self, output: &Path, command: &[OsString]) -> Vec<OsString> {
-        let mut args = self.common(output);
-        args.extend(self.events(1).into_iter().flatten());
-        args.push("--".into());
-        args.extend_from_slice(command);
-        args
-    }
-
-    /// Returns the arguments of every recording, without the events.
-    fn common(&self, output: &Path) -> Vec<OsString> {
-        // Disables perf's cache of programs (-N), which would keep unused copies in the home
-        // directory.
-        let mut args: Vec<OsString> =
-            ["record", "-q", "-N", "-c", "1", "-d"].map(Into::into).to_vec();
-        // Without privilege, perf_event_mlock_kb bounds the buffer, and perf's default fits it.
-        if self.privileged {
-            args.extend(["-m", BUFFER].map(Into::into));
-        }
-        if self.stacks.is_some() {
-            args.push("--user-callchains".into());
-        } else {
-            // Only call stacks need build identifiers, for which perf reads and maps its whole file
-            // at the end.
-            args.push("-B".into());
-        }
-        args.extend(["-o".into(), output.into()]);
-        args
-    }
-
-    /// Returns perf's terms of an event of faults: one in `period` faults, with its call stack.
-    fn terms(&self, period: u32) -> String {
-        let period = (period > 1).then(|| format!("period={period}"));
-        let stacks = self.stacks.map(|unwind| match unwind {
-            Unwind::FramePointers => "call-graph=fp".to_owned(),
-            Unwind::Dwarf => format!("call-graph=dwarf,stack-size={STACK_BYTES}"),
-        });
-        let terms: Vec<_> = period.into_iter().chain(stacks).collect();
-        if terms.is_empty() { String::new() } else { format!("/{}/", terms.join(",")) }
-    }
-
-    /// Returns the arguments for each event, with one in `period` faults.
-    fn events(&self, period: u32) -> Vec<Vec<OsString>> {
-        let mut events = Vec::new();
-        let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
-        // A tracepoint has no period of its own. Calls have no stacks.
-        let (software, stacks) = (self.terms(period), self.terms(1));
-        let colon = if software.is_empty() { ":" } else { "" };
-        match self.extent {
-            Extent::UserFaultsOnly => event(&format!("page-faults{software}{colon}u")),
-            Extent::FaultsOnly => event(&format!("page-faults{software}")),
-            Extent::Full | Extent::WithoutAccess => {
-                if self.extent == Extent::Full && period == 1 {
-                    event(&format!("exceptions:page_fault_user{stacks}"));
-                    event(&format!("exceptions:page_fault_kernel{stacks}"));
-                } else {
-                    event(&format!("page-faults{software}"));
-                }
-                event("task:task_newtask");
-                if let Some(architecture) = self.raw_syscalls {
-                    for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
-                        let filtered = ["-e", event, "--filter", &architecture.filter()];
-                        events.push(filtered.map(OsString::from).to_vec());
-                    }
-                } else {
-                    for call in CALLS {
-                        event(&format!("syscalls:sys_enter_{call}"));
-                        event(&format!("syscalls:sys_exit_{call}"));
-                    }
-                }
-            }
-        }
-        events
     }
 
     /// Runs `command`, records it into the new file `output` and reads the recording back. Before

@@ -1,8 +1,8 @@
 //! Names of functions, by the symbols and the debug information of programs (the crate `blazesym`),
 //! and by the files in which just-in-time compilers list their [code](jit).
 //!
-//! `blazesym` reads ELF symbols, DWARF with inlined calls, separate debug information (by debug link
-//! and build identifier), and demangles names of C++ and Rust. `wholesym` reads the same, and
+//! `blazesym` reads ELF symbols, DWARF with inlined calls, separate debug information (by debug
+//! link and build identifier), and demangles names of C++ and Rust. `wholesym` reads the same, and
 //! downloads debug information, which needs an asynchronous runtime and a network.
 
 mod jit;
@@ -154,7 +154,8 @@ fn is_other(file: &Path, recorded: Option<&Vec<u8>>) -> bool {
     })
 }
 
-/// Calls `read`, which reads a file that may be damaged by an external crate. A panic has no result.
+/// Calls `read`, which reads a file that may be damaged by an external crate. A panic has no
+/// result.
 pub(crate) fn guarded<T>(read: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(read)).ok()
 }

@@ -269,8 +269,8 @@ impl Answer<'_> {
     }
 }
 
-/// Returns the processes of `trace` with a fault, with counts of pages of the recorded host, each of
-/// which has `small` pages of 4 KiB.
+/// Returns the processes of `trace` with a fault, with counts of pages of the recorded host, each
+/// of which has `small` pages of 4 KiB.
 fn processes(trace: &Trace, small: u64) -> Vec<ProcessSummary> {
     let mut processes = trace.processes_by_faults();
     for ProcessSummary { faults, pages, first_touches, present, .. } in &mut processes {

@@ -113,8 +113,8 @@ fn allocates(function: &Function) -> bool {
 
 /// Returns the index of the call site among the `frames` of a stack, the innermost first: the first
 /// frame outside allocators. Functions of the Python interpreter are part of the Python function
-/// that they execute, if the stack has its name. A stack of allocator frames alone has its outermost
-/// named frame as the call site; `None` for an empty stack.
+/// that they execute, if the stack has its name. A stack of allocator frames alone has its
+/// outermost named frame as the call site; `None` for an empty stack.
 pub fn site(frames: &[&Function]) -> Option<usize> {
     let python = frames.iter().position(|function| function.name.starts_with(PYTHON));
     let interpreter = |function: &Function| {

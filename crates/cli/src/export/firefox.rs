@@ -1,5 +1,5 @@
-//! The format of the Firefox Profiler: a sample with its call stack and a marker for each fault, and
-//! a counter track of resident memory for each process.
+//! The format of the Firefox Profiler: a sample with its call stack and a marker for each fault,
+//! and a counter track of resident memory for each process.
 
 use super::Profile;
 use crate::error::CliError;

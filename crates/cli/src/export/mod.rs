@@ -1,8 +1,8 @@
 //! `--export FORMAT=FILE`: results in the formats of other tools.
 //!
-//! Formats of profilers need the call stacks of a recording: [`stacks`] has collapsed stacks and the
-//! flame graph, [`firefox`] the format of the Firefox Profiler, and [`pprof`] the format of pprof.
-//! [`figures`] has the figures of any result, as CSV and OpenMetrics.
+//! Formats of profilers need the call stacks of a recording: [`stacks`] has collapsed stacks and
+//! the flame graph, [`firefox`] the format of the Firefox Profiler, and [`pprof`] the format of
+//! pprof. [`figures`] has the figures of any result, as CSV and OpenMetrics.
 
 mod figures;
 mod firefox;

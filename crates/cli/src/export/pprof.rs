@@ -1,5 +1,5 @@
-//! The format of pprof: a compressed message of protocol buffers, with the faults, the bytes and the
-//! predicted time of each call stack.
+//! The format of pprof: a compressed message of protocol buffers, with the faults, the bytes and
+//! the predicted time of each call stack.
 //!
 //! The numbers of the fields are those of pprof's `profile.proto`. Fields that pprof does not need
 //! are omitted.

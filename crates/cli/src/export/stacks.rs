@@ -5,8 +5,8 @@ use crate::error::CliError;
 use faultless_trace::event::{Function, StackId};
 use inferno::flamegraph::{self, Options};
 
-/// Returns a line for each stack: its frames from the outermost on, separated by semicolons, and the
-/// number of its faults.
+/// Returns a line for each stack: its frames from the outermost on, separated by semicolons, and
+/// the number of its faults.
 pub fn collapsed(profile: &Profile<'_>) -> String {
     lines(profile, |cost| cost.faults).join("\n") + "\n"
 }

@@ -1,10 +1,10 @@
 //! Collects the call chains of samples, and names their frames.
 //!
 //! An address of a chain belongs to a file at the time of the sample, so the executable mappings of
-//! each process are followed: mapping records add areas, a fork copies them, and an executed program
-//! starts without areas. A [`Place`] is an offset in a file, or an address in memory without a file
-//! (code of a just-in-time compiler). Chains that share their outer frames share the nodes of one
-//! tree. The [symbols] of the places are read once, after the last record.
+//! each process are followed: mapping records add areas, a fork copies them, and an executed
+//! program starts without areas. A [`Place`] is an offset in a file, or an address in memory
+//! without a file (code of a just-in-time compiler). Chains that share their outer frames share the
+//! nodes of one tree. The [symbols] of the places are read once, after the last record.
 
 use super::unwind::Unwind;
 use crate::event::{Frame, Function, MAX_FRAMES, MAX_FUNCTIONS, StackId, Stacks};
@@ -19,8 +19,8 @@ const FIRST_MARKER: u64 = -4095i64 as u64;
 /// The marker before the frames of the program (`PERF_CONTEXT_USER`).
 const USER: u64 = -512i64 as u64;
 
-/// The executable areas of a process: the module of each, and the offset in the module of address 0,
-/// modulo 2^64.
+/// The executable areas of a process: the module of each, and the offset in the module of address
+/// 0, modulo 2^64.
 type Code = RangeMap<u64, (u32, u64)>;
 
 /// The call chains of a recording.
@@ -46,8 +46,8 @@ impl Chains {
         Self { unwind, ..Self::default() }
     }
 
-    /// Adds a mapping of `len` bytes of the process `pid` from `start` on, which maps the file `path`
-    /// from the byte `offset` on.
+    /// Adds a mapping of `len` bytes of the process `pid` from `start` on, which maps the file
+    /// `path` from the byte `offset` on.
     pub fn map(&mut self, pid: i32, start: u64, len: u64, offset: u64, path: &[u8]) {
         let Some(end) = start.checked_add(len).filter(|end| *end > start) else { return };
         let module = Module::of(pid, path);

@@ -2,11 +2,11 @@
 //!
 //! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
 //! allocate without bound, so that errors can name an offset; `packed` decompresses records;
-//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and `unwind`
-//! unwinds copies of stacks; `roles` determines the meaning of each perf event, and `architecture`
-//! the meaning of the numbers of calls; `import` converts the sorted records to a [`Trace`], and
-//! `initial` adds the state of processes that ran before the recording. The `linux-perf-data` crate
-//! sorts and decodes the records.
+//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and
+//! `unwind` unwinds copies of stacks; `roles` determines the meaning of each perf event, and
+//! `architecture` the meaning of the numbers of calls; `import` converts the sorted records to a
+//! [`Trace`], and `initial` adds the state of processes that ran before the recording. The
+//! `linux-perf-data` crate sorts and decodes the records.
 //!
 //! # Events used
 //!

@@ -1,8 +1,9 @@
-//! The code of just-in-time compilers: `perf-PID.map` and `jit-PID.dump`, the files that perf reads,
-//! in the directory for temporary files.
+//! The code of just-in-time compilers: `perf-PID.map` and `jit-PID.dump`, the files that perf
+//! reads, in the directory for temporary files.
 //!
-//! Node writes a map with `--perf-basic-prof`, Python with `-X perf`, and Java and .NET with an agent
-//! or a setting. A compiler may use an address again: the last function with the address counts.
+//! Node writes a map with `--perf-basic-prof`, Python with `-X perf`, and Java and .NET with an
+//! agent or a setting. A compiler may use an address again: the last function with the address
+//! counts.
 
 use super::{Lines, bounded};
 use crate::event::Function;
