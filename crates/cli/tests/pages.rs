@@ -4,6 +4,8 @@
 mod common;
 
 use common::faultless;
+use faultless_trace::compact;
+use faultless_trace::event::{Frame, Function, Kind, Recorded, StackId};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -260,4 +262,38 @@ fn console_errors_are_detected() {
         let look = look(dir.path(), page, &format!("<script>{error}</script>"), (WIDE, false));
         assert!(look.console.iter().any(|line| line.contains("planted")), "{look:?}");
     }
+}
+
+/// The flame graph of `advise --export` is a file of its own, with scripts: Chromium draws it.
+#[test]
+fn flame_graph_is_drawn() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (recording, svg) = (dir.path().join("app.fltrace"), dir.path().join("app.svg"));
+    let mut trace =
+        faultless_trace::recordings::find("redis").expect("bundled").trace().expect("valid");
+    trace.header.recorded |= Recorded::STACKS;
+    trace.stacks.functions.push(Function { name: "serve".into(), ..Function::default() });
+    trace.stacks.frames.push(Frame { caller: StackId::NONE, function: 0, line: 0 });
+    trace.events.retain_mut(|event| {
+        if let Kind::Fault { stack, .. } = &mut event.kind {
+            *stack = StackId::new(1);
+        }
+        true
+    });
+    compact::write(&recording, &trace).expect("written");
+    let target = format!("flamegraph={}", svg.display());
+    faultless(&["advise", recording.to_str().expect("text"), "--export", &target]).succeeds();
+    let output = Command::new(CHROMIUM)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"])
+        .args(["--dump-dom", "--virtual-time-budget=2000"])
+        .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
+        .arg(format!("file://{}", svg.display()))
+        .output()
+        .unwrap_or_else(|error| panic!("{CHROMIUM}: {error}; apt-get install chromium"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!errors.contains("CONSOLE"), "{errors}");
+    // The script of the graph writes the labels of the frames when it is loaded.
+    let dom = String::from_utf8_lossy(&output.stdout);
+    let labels = dom.matches(">serve</text>").count();
+    assert_eq!(labels, 1, "{dom}");
 }

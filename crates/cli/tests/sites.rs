@@ -1,0 +1,134 @@
+//! `advise` of a recording with call stacks: call sites, and exports to other tools.
+
+mod common;
+
+use common::{faultless, json_lines};
+use faultless_trace::event::{
+    Access, Backing, Event, Frame, Function, Header, Kind, ProcessInfo, Prot, Recorded, StackId,
+    Stacks, ThreadInfo,
+};
+use faultless_trace::{Trace, compact};
+use std::fs;
+use std::path::Path;
+
+const PAGES: u64 = 4096;
+
+/// Writes a recording of a program whose function `load` fills 16 MiB by `memset`, in line 7, and
+/// whose `main` touches one page in sixteen of further 16 MiB. Without `stacks`, the recording has
+/// no call stacks.
+fn write(path: &Path, stacks: bool) {
+    let (start, prot, backing) = (1 << 40, Prot::READ | Prot::WRITE, Backing::Anon);
+    let len = PAGES << 12;
+    let map = |at: u64| Kind::Map { start: at, len, prot, flags: 0x22, backing };
+    let fault = |page: u64, number: u32| {
+        let mut kind = Kind::first(start + (page << 12), Access::Write);
+        if let Kind::Fault { stack, .. } = &mut kind
+            && stacks
+        {
+            *stack = StackId::new(number);
+        }
+        kind
+    };
+    let kinds = [map(start), map(start + len)]
+        .into_iter()
+        .chain((0..PAGES).map(|page| fault(page, 3)))
+        .chain((PAGES..2 * PAGES).step_by(16).map(|page| fault(page, 1)));
+    let function = |(name, module, file): (&str, &str, &str)| Function {
+        name: name.into(),
+        module: module.into(),
+        file: file.into(),
+    };
+    let frame = |caller, function, line| Frame { caller: StackId::new(caller), function, line };
+    let functions =
+        [("main", "app", "app.c"), ("load", "app", "app.c"), ("__memset_avx2", "libc.so.6", "")];
+    let recorded = Recorded::all() - Recorded::STACKS;
+    let trace = Trace {
+        header: Header {
+            program: "app".into(),
+            page_size: 4096,
+            recorded: if stacks { Recorded::all() } else { recorded },
+            ..Header::default()
+        },
+        processes: vec![ProcessInfo { parent: None }],
+        threads: vec![ThreadInfo { process: 0, name: "app".into() }],
+        events: (0..)
+            .zip(kinds)
+            .map(|(time_us, kind)| Event { time_us: time_us * 100, thread: 0, kind })
+            .collect(),
+        stacks: Stacks {
+            functions: functions.map(function).to_vec(),
+            frames: vec![frame(0, 0, 20), frame(1, 1, 7), frame(2, 2, 0)],
+        },
+    };
+    let trace = if stacks { trace } else { Trace { stacks: Stacks::default(), ..trace } };
+    compact::write(path, &trace).expect("written");
+}
+
+#[test]
+fn call_sites_are_listed_with_a_change() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("app.fltrace");
+    write(&file, true);
+    let path = file.to_str().expect("text");
+    let text = faultless(&["advise", path]).succeeds();
+    let rows: Vec<_> = text.lines().filter(|line| line.contains("app.c:")).collect();
+    assert!(rows[0].contains("1. load app.c:7 (app)") && rows[0].contains("4,096"), "{text}");
+    assert!(rows[0].contains("16 MiB"), "{text}");
+    assert!(rows[1].contains("2. main app.c:20 (app)") && rows[1].contains("256"), "{text}");
+    assert!(text.contains(" 1. called by main: "), "{text}");
+    let lines = json_lines(&faultless(&["advise", path, "--json", "-"]).succeeds());
+    let faults = common::value(&lines, "linux", "call site load app.c:7", "site_faults");
+    assert_eq!(faults, Some(4096.0));
+}
+
+#[test]
+fn results_are_exported_for_other_tools() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| dir.path().join(name);
+    write(&file("app.fltrace"), true);
+    let formats = ["collapsed", "flamegraph", "firefox", "pprof", "csv", "openmetrics"];
+    let mut args = vec!["advise".to_owned(), file("app.fltrace").display().to_string()];
+    for format in formats {
+        args.extend(["--export".to_owned(), format!("{format}={}", file(format).display())]);
+    }
+    faultless(&args.iter().map(String::as_str).collect::<Vec<_>>()).succeeds();
+    let text = |name: &str| fs::read_to_string(file(name)).expect("written");
+    assert_eq!(text("collapsed"), "app;main 256\napp;main;load;__memset_avx2 4096\n");
+    assert!(text("flamegraph").contains("<title>load ("), "{}", text("flamegraph"));
+    let profile: serde_json::Value = serde_json::from_str(&text("firefox")).expect("JSON");
+    assert_eq!(profile["threads"][0]["samples"]["length"], 4352);
+    assert!(fs::read(file("pprof")).expect("written").starts_with(&[0x1f, 0x8b]), "gzip");
+    let row = text("csv").lines().find(|line| line.contains("site_faults")).map(str::to_owned);
+    assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096")), "{}", text("csv"));
+    let metrics = text("openmetrics");
+    assert!(metrics.contains("faultless_site_faults{") && metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn export_of_missing_stacks_names_the_remedy() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("app.fltrace");
+    let path = file.to_str().expect("text");
+    write(&file, false);
+    let out = dir.path().join("out.svg");
+    let target = format!("flamegraph={}", out.display());
+    let error = faultless(&["advise", path, "--export", &target]).fails(2);
+    assert!(error.contains("record with --stacks") && !out.exists(), "{error}");
+    let same = format!("csv={path}");
+    let error = faultless(&["advise", path, "--export", &same]).fails(2);
+    assert!(error.contains("would overwrite the input"), "{error}");
+    let error = faultless(&["advise", path, "--export", "svg=a"]).fails(2);
+    assert!(error.contains("no format svg; the formats are collapsed"), "{error}");
+    let error = faultless(&["stat", "pft", "--export", &target]).fails(2);
+    assert!(error.contains("use csv or openmetrics here"), "{error}");
+}
+
+#[test]
+fn figures_of_a_workload_are_exported() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("out.om");
+    let target = format!("openmetrics={}", out.display());
+    faultless(&["stat", "pft", "size=4M", "--export", &target]).succeeds();
+    let text = fs::read_to_string(&out).expect("written");
+    assert!(text.contains("# TYPE faultless_wall_seconds gauge"), "{text}");
+}
