@@ -65,7 +65,7 @@ impl Built {
             .status()
             .expect("cargo starts");
         assert!(built.success(), "a build for {target}; `rustup target add {target}` installs it");
-        let emulator = (architecture != std::env::consts::ARCH).then(|| match architecture {
+        let emulator = (architecture != std::env::consts::ARCH).then_some(match architecture {
             "aarch64" => "qemu-aarch64",
             _ => "qemu-x86_64",
         });
@@ -131,7 +131,7 @@ impl Place {
 /// Returns whether an ELF file requests a loader.
 fn has_loader(bytes: &[u8]) -> bool {
     let number = |at: usize, len: usize| {
-        bytes[at..at + len].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
+        bytes[at..at + len].iter().rev().fold(0, |sum, byte| (sum << 8) | usize::from(*byte))
     };
     let (table, each, count) = (number(32, 8), number(54, 2), number(56, 2));
     const INTERPRETER: usize = 3;

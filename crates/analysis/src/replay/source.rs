@@ -56,7 +56,7 @@ impl Source {
         if self.small_pages == 1 {
             return Ok(self);
         }
-        let size = self.small_pages * PAGE_SIZE >> 10;
+        let size = (self.small_pages * PAGE_SIZE) >> 10;
         let why = format!(
             "recorded on a host with pages of {size} KiB, and the subsystem has pages of 4 KiB: a \
              replay would take {} faults for each recorded fault. `faultless advise` reads such \

@@ -8,7 +8,7 @@ const SYSFS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// Returns the size of THP in KiB, as in the names of sizes: the memory of a table of pages, whose
 /// entries have eight bytes.
 fn thp_kib(page: u64) -> u64 {
-    page * (page / 8) >> 10
+    (page * (page / 8)) >> 10
 }
 
 /// Returns the number of base pages in `kib` KiB.
