@@ -212,7 +212,8 @@ mod tests {
             (0, fault(0, true)),
             (1, fault(1, true)),
             (1, fault(2, true)),
-            // A page that was empty at the fork, and freed memory.
+            // A page that was swapped out, a page that was empty at the fork, and freed memory.
+            (0, fault(3, false)),
             (0, fault(50, false)),
             (1, Kind::Unmap { start, len }),
         ];

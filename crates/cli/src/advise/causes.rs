@@ -49,7 +49,7 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     let Some(cost) = findings.fork_cost.filter(|_| forks.most >= FEW) else { return Ok(()) };
     writeln!(
         out,
-        " {} copied {} entries of page tables; the largest fork has {}, and is predicted to stop its thread for {:.1} ms.\n {} were copied afterwards: {} by parents and {} by children. {} of children stayed shared.",
+        " {} copied {} entries of page tables; the largest fork has {}, and is predicted to take {:.1} ms of processor time.\n {} were copied afterwards: {} by parents and {} by children. {} of children stayed shared.",
         plural(forks.forks, "fork"),
         grouped(forks.entries),
         grouped(forks.most),
@@ -126,7 +126,7 @@ mod tests {
             "2 calls of MADV_DONTNEED freed 1500 pages, and 1,200 of them came back",
             "interrupted other CPUs 6 times at most",
             "1 fork copied 5,000 entries of page tables",
-            "stop its thread for 0.6 ms",
+            "predicted to take 0.6 ms of processor time",
             "during the run: 3 faults read from disk (a cold page cache).",
         ] {
             assert!(text.contains(part), "{part}: {text}");
