@@ -218,6 +218,7 @@ mod tests {
         findings.discards =
             Discards { calls: 5, refilled: 3000, peak_free: 700, ..Discards::default() };
         findings.program.others = others;
+        findings.arenas_huge = None;
         findings
     }
 
@@ -231,7 +232,6 @@ mod tests {
         let value = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20".to_owned();
         assert_eq!(got.apply, Apply::environment([("_RJEM_MALLOC_CONF", value)]));
         findings.discards = Discards::default();
-        findings.arenas_huge = None;
         assert!(predicted(&findings, &costs()).is_empty());
         // glibc has other settings.
         assert!(predicted(&with(Vec::new()), &costs()).is_empty());
