@@ -201,13 +201,7 @@ fn recording(place: &Place, size: u32) -> String {
     let (start, bytes) = (1 << 32, u64::from(size));
     let (prot, len) = (Prot::READ | Prot::WRITE, 300 * bytes);
     let map = Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon };
-    let fault = |page: u64| Kind::Fault {
-        page: start + page * bytes,
-        access: Access::Write,
-        kernel: false,
-        present: false,
-        instruction: None,
-    };
+    let fault = |page: u64| Kind::first(start + page * bytes, Access::Write);
     let kinds = [map].into_iter().chain((0..300).map(fault));
     let recorded = Recorded::all() - Recorded::INSTRUCTIONS;
     let trace = Trace {
@@ -218,6 +212,7 @@ fn recording(place: &Place, size: u32) -> String {
             .zip(kinds)
             .map(|(time_us, kind)| Event { time_us, thread: 0, kind })
             .collect(),
+        ..Trace::default()
     };
     let file = place.file(&format!("{size}.fltrace"));
     let encoded = compact::encode(Path::new(&file), &trace).expect("a valid recording");

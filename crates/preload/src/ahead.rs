@@ -3,7 +3,7 @@
 //!
 //! The kernel reports no first touches to a program. Faults could be reported by `userfaultfd`,
 //! which needs a permission, or by protected pages and `SIGSEGV`, a signal that belongs to the
-//! program. This module uses neither: a helper thread ([`helper`](crate::helper)) reads by `mincore`
+//! program. This module uses neither: a helper thread ([`helper`]) reads by `mincore`
 //! up to which page the pages are resident without a gap. The helper populates the next pages,
 //! except one *marker* in [`STRIDE`](crate::helper::STRIDE) pages. Only a touch of the program makes
 //! a marker resident, so the first marker that is not resident shows the position of the program.

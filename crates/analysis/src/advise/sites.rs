@@ -54,7 +54,7 @@ impl Site {
     /// Returns the function, with its source line if known, and the module.
     pub fn label(&self) -> String {
         let Function { module, file, .. } = &self.function;
-        let name = self.function.label();
+        let name = short_name(&self.function);
         let place = match (&**file, self.line) {
             ("", _) => String::new(),
             (file, 0) => format!(" {file}"),
@@ -63,6 +63,18 @@ impl Site {
         let module = if module == name { String::new() } else { format!(" ({module})") };
         format!("{name}{place}{module}")
     }
+}
+
+/// Returns the label of `function` without the types of its arguments, which are long in C++.
+pub fn short_name(function: &Function) -> &str {
+    let label = function.label();
+    let part_of_name = |at: usize| {
+        at == 0
+            || label[at..].starts_with("(anonymous namespace)")
+            || label[..at].ends_with("operator")
+    };
+    let end = label.match_indices('(').find(|(at, _)| !part_of_name(*at));
+    end.map_or(label, |(at, _)| &label[..at])
 }
 
 /// The predicted time of faults by purpose, in nanoseconds.
@@ -241,6 +253,24 @@ mod tests {
         assert_eq!(change.saving, 50.0 * touch);
         // No setting avoids a copy after a fork.
         assert_eq!((sites[2].change, sites[2].nanoseconds), (None, 30.0 * costs.copied()));
+    }
+
+    #[test]
+    fn short_name_has_no_arguments() {
+        let of = |name: &str| {
+            let function = Function { name: name.into(), ..Function::default() };
+            short_name(&function).to_owned()
+        };
+        for (name, want) in [
+            ("v8::Heap::grow(unsigned long, v8::Space)", "v8::Heap::grow"),
+            ("v8::(anonymous namespace)::grow(int)", "v8::(anonymous namespace)::grow"),
+            ("Less::operator()(int, int) const", "Less::operator()"),
+            ("<T as app::Grow>::grow", "<T as app::Grow>::grow"),
+            ("JS:*grow /app/a.js:1:14", "JS:*grow /app/a.js:1:14"),
+            ("(a)", "(a)"),
+        ] {
+            assert_eq!(of(name), want);
+        }
     }
 
     #[test]

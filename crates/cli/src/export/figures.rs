@@ -64,9 +64,8 @@ impl Kept {
     /// Returns the figures as gauges of OpenMetrics. The machine, the workload, the CPUs and the
     /// setting are labels.
     pub fn openmetrics(&self) -> Result<String, CliError> {
-        type Labels = Vec<(String, String)>;
-        let mut families: BTreeMap<(String, &str), Family<Labels, Gauge<f64, AtomicU64>>> =
-            BTreeMap::new();
+        type Gauges = Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>;
+        let mut families: BTreeMap<(String, &str), Gauges> = BTreeMap::new();
         for row in &self.0 {
             let labels = [
                 ("machine", row.machine.clone()),

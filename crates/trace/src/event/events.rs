@@ -220,7 +220,7 @@ mod tests {
     fn fault_needs_few_bytes() {
         let fault = |page: u64| Kind::Fault {
             // Two threads touch pages in distant areas.
-            page: (1 << 45) + (page % 2 << 40) + page * 4096,
+            page: (1 << 45) + ((page % 2) << 40) + page * 4096,
             access: Access::Write,
             kernel: false,
             present: false,

@@ -4,7 +4,7 @@ use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless_analysis::advise::answer::{Answer, SITES};
 use faultless_analysis::advise::item::size;
-use faultless_analysis::advise::sites::Site;
+use faultless_analysis::advise::sites::{Site, short_name};
 use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
@@ -49,7 +49,7 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
 /// Describes the caller of `site`, and the change that saves the most.
 fn described(site: &Site) -> String {
     let caller = match &site.caller {
-        Some(caller) => format!("called by {}: ", short(caller.label())),
+        Some(caller) => format!("called by {}: ", short(short_name(caller))),
         None => String::new(),
     };
     let change = match site.change {
