@@ -6,6 +6,7 @@
 //! applied to one run is [tried](trial).
 
 mod causes;
+mod page;
 mod print;
 mod sampled;
 mod save;
@@ -13,6 +14,7 @@ mod trial;
 
 use crate::error::CliError;
 use crate::export::{Export, ExportArgs, Kept};
+use crate::html::{Html, HtmlArgs};
 use crate::interrupt;
 use crate::number::within;
 use crate::output;
@@ -34,6 +36,7 @@ use save::Save;
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -80,6 +83,8 @@ pub struct AdviseArgs {
     pub export: ExportArgs,
     #[command(flatten)]
     pub json: JsonArgs,
+    #[command(flatten)]
+    pub html: HtmlArgs,
     /// Run this program, with its arguments
     #[arg(last = true, value_name = "CMD")]
     pub program: Vec<OsString>,
@@ -103,10 +108,15 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let found = found.transpose()?;
     let inputs: Vec<&Path> =
         args.recording.as_deref().into_iter().chain(found.as_deref()).collect();
-    let outputs = [("--json", args.json.json.as_deref()), ("--save", args.save.as_deref())];
+    let outputs = [
+        ("--json", args.json.json.as_deref()),
+        ("--save", args.save.as_deref()),
+        ("--html", args.html.html.as_deref()),
+    ];
     output::apart(&outputs.into_iter().chain(args.export.files()).collect::<Vec<_>>())?;
     let save = args.save.as_deref().map(|file| Save::new(file, &inputs)).transpose()?;
     let export = Export::open(&args.export, &inputs)?;
+    let html = Html::open(&args.html, &inputs)?;
     let mut json = Json::open(&args.json, &inputs)?;
     let subject = args.live.subject();
     let running = subject.as_ref().and_then(program_of);
@@ -119,6 +129,10 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         Some(Input::Recording(source)) => (*source, None),
         Some(Input::Sampled(name, trace)) => {
             args.export.every_fault(&name)?;
+            if args.html.html.is_some() {
+                let why = format!("--html: {name} omits faults: record a shorter time");
+                return Err(CliError::Usage(why));
+            }
             let (mut out, style) = report::output(&args.json);
             sampled::run(&name, &trace, (&mut *out, style), &mut json)?;
             json.complete()?;
@@ -164,7 +178,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     };
     let measured = measure(findings, command, args.sysfs, &progress)?;
     drop(progress);
-    let advice = advise(args, &source, measured, &mut json, &export)?;
+    let advice = advise(args, &source, measured, &mut json, (&export, html))?;
     json.complete()?;
     if let Some(save) = save {
         save.write(&source.trace.header.program, &advice)?;
@@ -184,13 +198,14 @@ fn advise(
     source: &Source,
     measured: Measured,
     json: &mut Json,
-    export: &Export,
+    (export, html): (&Export, Html),
 ) -> Result<Vec<Advice>, CliError> {
     let Measured { findings, mut meter, plain } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
-    let (mut out, style) = report::output(&args.json);
+    let (out, style) = report::output(&args.json);
+    let mut out = Copied { out, text: Vec::new() };
     let context = answer.context(source, &args.program, args.sysfs);
-    print::print(&answer, &mut *out, style)?;
+    print::print(&answer, &mut out, style)?;
     answer.figures(json, &context)?;
     if export.has_figures() {
         let mut kept = Kept::default();
@@ -198,10 +213,32 @@ fn advise(
         export.figures(&kept)?;
     }
     export.stacks(&answer, &source.trace)?;
-    if args.trial {
-        return trial::run(args, &mut meter, &answer, (&mut *out, style), (json, &context));
+    let (advice, tried) = if args.trial {
+        trial::run(args, &mut meter, &answer, (&mut out, style), (json, &context))?
+    } else {
+        (answer.chosen(), Vec::new())
+    };
+    let text = String::from_utf8_lossy(&out.text);
+    html.write(|| page::page(&answer, &source.trace, &tried, &text).map(Some))?;
+    Ok(advice)
+}
+
+/// An output whose text goes to a page, too.
+struct Copied {
+    out: Box<dyn Write + Send>,
+    text: Vec<u8>,
+}
+
+impl Write for Copied {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.text.extend_from_slice(&bytes[..count]);
+        Ok(count)
     }
-    Ok(answer.chosen())
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// Returns the file of the first running process.

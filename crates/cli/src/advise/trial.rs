@@ -11,13 +11,23 @@ use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::file::Advice;
 use faultless_analysis::advise::interval::FEWEST;
 use faultless_analysis::advise::once::Run;
-use faultless_analysis::advise::trial::{self, Compared, Trial, Tried, candidates};
+use faultless_analysis::advise::trial::{self, Compared, Trial, candidates};
 use faultless_analysis::number::{fixed, plural};
 use faultless_analysis::rates::median;
 use faultless_analysis::{Context, Error};
 use std::io::Write;
 
-/// Tries each advice that can be applied. Returns the confirmed advice.
+/// A setting that was tried.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The name of the advice.
+    pub name: String,
+    /// Seconds of processor time of each run, without the advice and with the advice.
+    pub times: [Vec<f64>; 2],
+}
+
+/// Tries each advice that can be applied. Returns the confirmed advice, and the runs of each tried
+/// setting.
 ///
 /// # Errors
 /// The output is closed, or a run failed. The results of the complete pairs are printed before.
@@ -27,7 +37,7 @@ pub fn run(
     answer: &Answer<'_>,
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
-) -> Result<Vec<Advice>, CliError> {
+) -> Result<(Vec<Advice>, Vec<Tried>), CliError> {
     let (tried, left) = candidates(answer, args.sysfs);
     for item in left {
         writeln!(out, " {} is a setting of the whole system: --sysfs permits a trial", item.name)?;
@@ -38,13 +48,13 @@ pub fn run(
             " No setting to try is predicted to change the run by {:.0} %.",
             100.0 * WORTH
         )?;
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     // Without a plain run the user has interrupted the command.
     let plain = answer.plain.filter(|_| !interrupt::requested());
     let Some(plain) = plain else {
         writeln!(out, "{NOT_TRIED}")?;
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     };
     let reporting = meter.costs().reporting();
     let (trials, failure) = measured((args, plain), &tried, meter, answer);
@@ -63,7 +73,11 @@ pub fn run(
         writeln!(out, "{NOT_TRIED}")?;
     }
     let confirmed = results.iter().filter_map(Compared::confirmed).collect();
-    failure.map_or(Ok(confirmed), |failure| Err(failure.into()))
+    let succeeded = results.iter().filter(|result| !result.times[0].is_empty());
+    let tried = succeeded
+        .map(|result| Tried { name: result.name.to_owned(), times: result.times.clone() })
+        .collect();
+    failure.map_or(Ok((confirmed, tried)), |failure| Err(failure.into()))
 }
 
 /// The end of an interrupted command without results of pairs.
@@ -75,7 +89,7 @@ const HEAD: [&str; 6] = ["tried", "predicted", "measured", "95 % interval", "ela
 /// Runs the pairs.
 fn measured<'a>(
     (args, plain): (&AdviseArgs, Run),
-    tried: &[Tried<'a>],
+    tried: &[trial::Tried<'a>],
     meter: &mut Meter,
     answer: &Answer<'_>,
 ) -> (Vec<Trial<'a>>, Option<Error>) {
