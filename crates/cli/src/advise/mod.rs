@@ -161,6 +161,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         say!("faultless: no prediction for a program that ends by a signal");
         return Ok(code);
     }
+    export.check(&source.trace)?;
     let name = name.or(running.as_ref().map(|path| path.as_os_str()));
     let name = name.unwrap_or(OsStr::new(&source.trace.header.program));
     let mut program = Program::of(name, &source.trace);

@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use faultless_analysis::advise::answer::Answer;
 use faultless_analysis::advise::sites::{StackCost, stack_costs};
 use faultless_trace::Trace;
+use faultless_trace::event::Recorded;
 use std::path::{Path, PathBuf};
 
 pub use figures::Kept;
@@ -135,19 +136,25 @@ impl Export {
         Ok(())
     }
 
+    /// Returns an error if a file needs call stacks, and the recording `trace` has none.
+    pub fn check(&self, trace: &Trace) -> Result<(), CliError> {
+        let needs = self.0.iter().any(|(format, _)| format.of_stacks());
+        if needs && !trace.header.recorded.contains(Recorded::STACKS) {
+            let why = "--export: the recording has no call stacks; record with --stacks";
+            return Err(CliError::Usage(why.into()));
+        }
+        Ok(())
+    }
+
     /// Writes the files with call stacks.
     ///
     /// # Errors
-    /// The recording has no call stacks, or a file cannot be written.
+    /// A file cannot be written.
     pub fn stacks(&self, answer: &Answer<'_>, trace: &Trace) -> Result<(), CliError> {
         if !self.0.iter().any(|(format, _)| format.of_stacks()) {
             return Ok(());
         }
         let costs = stack_costs(answer.findings, &answer.bounded());
-        if costs.is_empty() {
-            let why = "--export: the recording has no call stacks; record with --stacks";
-            return Err(CliError::Usage(why.into()));
-        }
         let profile = Profile { name: &answer.findings.name, trace, costs };
         for (format, file) in &self.0 {
             match format {
