@@ -185,3 +185,67 @@ fn of_sym(sym: &Sym<'_>, module: &str) -> Lines {
 fn bounded(name: &str) -> String {
     name[..name.floor_char_boundary(MAX_NAME)].replace(char::is_control, "?")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn module_of_a_mapping_is_a_file_or_memory() {
+        let file = |path: &str| Module::File(1, path.into());
+        for (name, want) in [
+            ("/usr/lib/libc.so.6", file("/usr/lib/libc.so.6")),
+            ("/tmp/app (deleted)", file("/tmp/app")),
+            ("[vdso]", file("[vdso]")),
+            ("//anon", Module::Memory(1)),
+            ("/memfd:jit (deleted)", Module::Memory(1)),
+            ("/dev/zero", Module::Memory(1)),
+            ("[heap]", Module::Memory(1)),
+            ("", Module::Memory(1)),
+        ] {
+            assert_eq!(Module::of(1, name.as_bytes()), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_have_a_bound_and_no_control_characters() {
+        assert_eq!(bounded("a\x1b[31mb\nc"), "a?[31mb?c");
+        assert_eq!(bounded(&"é".repeat(MAX_NAME)).len(), MAX_NAME);
+    }
+
+    /// The C library has a build identifier. A static test program has no C library to read.
+    #[test]
+    fn file_of_another_version_gives_no_names() {
+        let maps = procfs::process::Process::myself().unwrap().maps().unwrap();
+        let library = maps.iter().find_map(|map| match &map.pathname {
+            procfs::process::MMapPath::Path(path) => {
+                path.to_string_lossy().contains("libc.so").then(|| path.clone())
+            }
+            _ => None,
+        });
+        let Some(library) = library else { return };
+        let own = read_elf_build_id(&library).unwrap().expect("a build identifier").into_owned();
+        let modules = [Module::File(1, library.clone())];
+        // The start of the text of the library.
+        let text = maps.iter().find(|map| {
+            map.pathname == procfs::process::MMapPath::Path(library.clone())
+                && map.perms.contains(procfs::process::MMPermissions::EXECUTE)
+        });
+        let first = text.expect("text").offset;
+        let places: Vec<_> =
+            (0..64).map(|at| Place { module: 0, offset: first + (at << 12) }).collect();
+        let named = |build_id: Option<Vec<u8>>| {
+            let build_ids = build_id.into_iter().map(|id| (library.clone(), id)).collect();
+            let (lines, notes) = find(&modules, &places, &Source { build_ids, running: false });
+            let names = lines.iter().filter(|lines| !lines[0].0.name.is_empty()).count();
+            (names > 0, notes.len())
+        };
+        let padded = [&own[..], &[0; 4]].concat();
+        let mut other = own.clone();
+        other[0] ^= 1;
+        assert_eq!(named(None), (true, 0));
+        assert_eq!(named(Some(own)), (true, 0));
+        assert_eq!(named(Some(padded)), (true, 0));
+        assert_eq!(named(Some(other)), (false, 1));
+    }
+}

@@ -8,6 +8,8 @@ use std::io::Write;
 use std::path::Path;
 
 const PROGRAM: &[u8] = include_bytes!("data/stacks");
+/// The same program without frame pointers.
+const WITHOUT_POINTERS: &[u8] = include_bytes!("data/stacks-tables");
 const BY_FRAME_POINTERS: &[u8] = include_bytes!("data/stacks-fp.perf.data");
 const BY_TABLES: &[u8] = include_bytes!("data/stacks-dwarf.perf.data");
 /// The program in the recordings, and the bytes of its name with the padding.
@@ -44,10 +46,10 @@ fn read(recording: &[u8], program: &Path) -> Trace {
 
 #[test]
 fn frames_have_the_names_of_their_functions() {
-    // The length of a name in the recording limits the length of the name here.
-    let mut program = tempfile::Builder::new().prefix("f").tempfile_in("/tmp").unwrap();
-    program.write_all(PROGRAM).unwrap();
-    for recording in [BY_FRAME_POINTERS, BY_TABLES] {
+    for (recording, contents) in [(BY_FRAME_POINTERS, PROGRAM), (BY_TABLES, WITHOUT_POINTERS)] {
+        // The length of a name in the recording limits the length of the name here.
+        let mut program = tempfile::Builder::new().prefix("f").tempfile_in("/tmp").unwrap();
+        program.write_all(contents).unwrap();
         let trace = read(recording, program.path());
         assert!(trace.header.recorded.contains(Recorded::STACKS));
         let stacks = stacks(&trace);

@@ -160,6 +160,19 @@ mod tests {
     }
 
     #[test]
+    fn only_regular_files_of_trusted_users_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("perf-1.map"), directory.path().join("link"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let own = fs::metadata(&file).unwrap().uid();
+        assert!(regular(&file, &[own]).is_some() && owners(None).contains(&own));
+        assert!(regular(&file, &[own + 1]).is_none(), "a file of another user");
+        assert!(regular(&link, &[own]).is_none(), "a link");
+        assert!(regular(directory.path(), &[own]).is_none(), "no file");
+    }
+
+    #[test]
     fn dump_names_functions_that_were_loaded_or_moved() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("jit-1.dump");

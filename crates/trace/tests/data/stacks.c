@@ -1,6 +1,8 @@
-/* The program of the fixtures with call stacks, which the recorder started as /tmp/st/stacks:
-   gcc -O0 -static
-       -nostdlib -no-pie -Wl,-z,noseparate-code -Wl,--build-id=none stacks.c -o stacks
+/* The program of the fixtures with call stacks, which the recorder started as /tmp/st/stacks, compiled with frame
+   pointers (stacks) and without (stacks-tables):
+   gcc -O0 -static -nostdlib -no-pie -Wl,-z,noseparate-code -Wl,--build-id=none stacks.c -o stacks
+   gcc -O1 -fomit-frame-pointer -fno-optimize-sibling-calls -static -nostdlib -no-pie -Wl,-z,noseparate-code
+       -Wl,--build-id=none stacks.c -o stacks-tables
    perf record -q -N -B -c 1 -d --user-callchains -e 'page-faults/call-graph=fp/u' ./stacks
    perf record -q -N -B -c 1 -d --user-callchains -e 'page-faults/call-graph=dwarf,stack-size=256/u' ./stacks */
 static char area[64 << 12];
