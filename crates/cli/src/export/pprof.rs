@@ -125,13 +125,19 @@ fn message(profile: &Profile<'_>) -> Pprof {
     let stacks = &profile.trace.stacks;
     let (mut mapping, mut mapping_of) = (Vec::new(), HashMap::new());
     let mut function = Vec::new();
-    for (id, of) in (1..).zip(&stacks.functions) {
-        mapping_of.entry(&*of.module).or_insert_with(|| {
+    let modules = stacks.functions.iter().map(|function| &*function.module);
+    // pprof shows the first mapping as the program. The kernel has the start of its name.
+    let program = &*profile.trace.header.program;
+    let own = modules.clone().find(|module| !program.is_empty() && module.starts_with(program));
+    for module in own.into_iter().chain(modules) {
+        mapping_of.entry(module).or_insert_with(|| {
             let id = mapping.len() as u64 + 1;
-            let filename = strings.number(&of.module);
+            let filename = strings.number(module);
             mapping.push(Mapping { id, filename, has_functions: true });
             id
         });
+    }
+    for (id, of) in (1..).zip(&stacks.functions) {
         let (name, filename) = (strings.number(of.label()), strings.number(&of.file));
         function.push(Function { id, name, filename });
     }
@@ -175,7 +181,8 @@ mod tests {
 
     #[test]
     fn stacks_and_values_can_be_decoded() {
-        let trace = trace();
+        let mut trace = trace();
+        trace.stacks.functions[0].module = "libc.so.6".into();
         let profile = Profile { name: "app", trace: &trace, costs: costs() };
         let bytes = encoded(&profile).expect("encoded");
         let mut plain = Vec::new();
@@ -195,7 +202,8 @@ mod tests {
         assert_eq!(got.sample[0].value, [3, 3 * 4096, 3000]);
         let units: Vec<_> = got.sample_type.iter().map(|kind| text(kind.unit)).collect();
         assert_eq!(units, ["count", "bytes", "nanoseconds"]);
-        assert_eq!(got.mapping.len(), 1);
+        let mappings: Vec<_> = got.mapping.iter().map(|mapping| text(mapping.filename)).collect();
+        assert_eq!(mappings, ["app", "libc.so.6"], "the program first");
         assert_eq!(text(got.default_sample_type), "predicted_time");
     }
 }
