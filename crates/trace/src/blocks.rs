@@ -2,7 +2,7 @@
 //! and the memory that a collapse adds.
 
 use crate::event::{Backing, Birth, Kind, Trace};
-use crate::page_set::PageSet;
+use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
 use rangemap::RangeSet;
@@ -127,13 +127,13 @@ impl Memory {
             Kind::Remap { old, old_len, new, new_len, .. } if old_len > 0 => {
                 let counts = self.mapped.contains(&(old / PAGE_SIZE));
                 let (from, to) = (pages(old, old_len), pages(new, new_len));
-                let moved = from.clone().zip(to.clone());
-                let moved: Vec<_> = moved.filter(|(page, _)| self.there.contains(*page)).collect();
-                self.unmap(from);
+                let moved = self.there.list(from.clone());
+                self.unmap(from.clone());
                 self.unmap(to.clone());
                 if counts {
-                    self.mapped.insert(to);
-                    moved.into_iter().for_each(|(_, page)| self.touch(page));
+                    self.mapped.insert(to.clone());
+                    let places = moved.into_iter().map(|page| page - from.start + to.start);
+                    places.filter(|page| *page < to.end).for_each(|page| self.touch(page));
                 }
             }
             Kind::Brk { end } => {
@@ -165,11 +165,6 @@ impl Memory {
             self.mapped.remove(range);
         }
     }
-}
-
-/// Returns the pages of a range of bytes.
-fn pages(start: u64, len: u64) -> Range<u64> {
-    start / PAGE_SIZE..(start + len) / PAGE_SIZE
 }
 
 #[cfg(test)]

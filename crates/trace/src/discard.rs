@@ -5,7 +5,7 @@
 //! CPUs of other threads to flush their TLBs. Stacks, files and shared memory are not counted.
 
 use crate::event::{Backing, Birth, Kind, Trace};
-use crate::page_set::{PageSet, PageStates, State};
+use crate::page_set::{PageSet, PageStates, State, pages};
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
 use rangemap::RangeSet;
@@ -53,15 +53,8 @@ impl Discards {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
         let mut out = Self::default();
         let mut memories = vec![Memory::default(); trace.processes.len()];
-        // Threads without a start in the recording ran before.
-        let mut started = vec![false; trace.threads.len()];
-        for event in &trace.events {
-            if let Kind::Spawn { child, .. } = event.kind {
-                started[child as usize] = true;
-            }
-        }
-        for (thread, _) in trace.threads.iter().zip(started).filter(|(_, started)| !started) {
-            memories[thread.process as usize].threads += 1;
+        for (memory, threads) in memories.iter_mut().zip(trace.first_threads()) {
+            memory.threads = threads;
         }
         let mut free = 0;
         let others =
@@ -208,7 +201,7 @@ impl Memory {
         let freed = self.there.count(range.clone());
         if freed > 0 {
             self.pages.set(range.clone(), State::Discarded);
-            for page in range.clone().filter(|page| self.there.contains(*page)) {
+            for page in self.there.list(range.clone()) {
                 self.free += u64::from(self.gone.insert(page));
             }
             self.there.remove(range);
@@ -231,11 +224,6 @@ impl Memory {
     fn interrupted(&self, others: u64) -> u64 {
         self.threads.saturating_sub(1).min(others)
     }
-}
-
-/// Returns the pages of a range of bytes.
-fn pages(start: u64, len: u64) -> Range<u64> {
-    start / PAGE_SIZE..(start + len) / PAGE_SIZE
 }
 
 #[cfg(test)]

@@ -417,6 +417,21 @@ impl Trace {
         }
     }
 
+    /// Returns the number of threads of each process that ran when the recording began.
+    pub(crate) fn first_threads(&self) -> Vec<u64> {
+        let mut first = vec![true; self.threads.len()];
+        for event in &self.events {
+            if let Kind::Spawn { child, .. } = event.kind {
+                first[child as usize] = false;
+            }
+        }
+        let mut counts = vec![0; self.processes.len()];
+        for (thread, _) in self.threads.iter().zip(first).filter(|(_, first)| *first) {
+            counts[thread.process as usize] += 1;
+        }
+        counts
+    }
+
     /// Checks the assumptions of every reader of a trace: indices are in range, time does not run
     /// backwards, each thread starts at most once, a thread has no event before its start or after
     /// its exit, and ranges are aligned and do not wrap.

@@ -4,7 +4,7 @@
 //! (`fault_around_bytes`, 64 KiB by default). Recordings are made without fault-around.
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
-use crate::page_set::PageSet;
+use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
 use faultless::PAGE_SIZE;
 use rangemap::RangeMap;
@@ -156,11 +156,6 @@ impl Walk {
             }
         }
     }
-}
-
-/// Returns the pages of a range of bytes.
-fn pages(start: u64, len: u64) -> Range<u64> {
-    start / PAGE_SIZE..(start + len) / PAGE_SIZE
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! processes that the recorder could not examine. Pages shared by processes count for each process.
 
 use crate::event::{Birth, Kind, Trace};
-use crate::page_set::PageSet;
+use crate::page_set::{PageSet, pages};
 use faultless::{PAGE_SIZE, page_up};
 
 const MADV_DONTNEED: u32 = 4;
@@ -26,13 +26,13 @@ struct Memory {
     pages: PageSet,
     /// The program break.
     end: Option<u64>,
-    threads: usize,
+    threads: u64,
 }
 
 impl Memory {
     /// Removes the pages in the range. Returns the change.
     fn remove(&mut self, start: u64, end: u64) -> i64 {
-        let range = start / PAGE_SIZE..end.max(start) / PAGE_SIZE;
+        let range = pages(start, end.saturating_sub(start));
         let removed = self.pages.count(range.clone());
         self.pages.remove(range);
         -(removed as i64)
@@ -41,7 +41,7 @@ impl Memory {
     /// Moves the pages of a range. Returns the change.
     fn remap(&mut self, [old, old_len, new, new_len]: [u64; 4]) -> i64 {
         let (from, to) = (old / PAGE_SIZE, new / PAGE_SIZE);
-        let moved = self.pages.list(from..from + old_len / PAGE_SIZE);
+        let moved = self.pages.list(pages(old, old_len));
         let mut change = self.remove(old, old + old_len) + self.remove(new, new + new_len);
         for page in moved.into_iter().filter(|page| page - from < new_len / PAGE_SIZE) {
             change += i64::from(self.pages.insert(page - from + to));
@@ -53,6 +53,9 @@ impl Memory {
 /// Passes each change of the resident memory in `trace` to `take`, in order of time.
 pub fn changes(trace: &Trace, mut take: impl FnMut(Change)) {
     let mut memories = vec![Memory::default(); trace.processes.len()];
+    for (memory, threads) in memories.iter_mut().zip(trace.first_threads()) {
+        memory.threads = threads;
+    }
     for event in &trace.events {
         let process = trace.threads[event.thread as usize].process;
         let memory = &mut memories[process as usize];
@@ -61,8 +64,7 @@ pub fn changes(trace: &Trace, mut take: impl FnMut(Change)) {
         let pages = match event.kind {
             Kind::Fault { page, .. } => i64::from(memory.pages.insert(page / PAGE_SIZE)),
             Kind::Resident { start, len, .. } => {
-                let pages = start / PAGE_SIZE..end(start, len) / PAGE_SIZE;
-                pages.map(|page| i64::from(memory.pages.insert(page))).sum()
+                pages(start, len).map(|page| i64::from(memory.pages.insert(page))).sum()
             }
             Kind::Map { start, len, .. }
             | Kind::Unmap { start, len }
@@ -184,5 +186,8 @@ mod tests {
         assert_eq!(resident(&[touch, fork, exit(1)], &processes), [1, 0]);
         assert_eq!(resident(&[touch, thread, exit(0)], &processes), [1, 0]);
         assert_eq!(resident(&[touch, thread, exit(0), exit(2)], &processes), [0, 0]);
+        // Both threads ran before the recording.
+        assert_eq!(resident(&[touch, exit(2)], &processes), [1, 0]);
+        assert_eq!(resident(&[touch, exit(2), exit(0)], &processes), [0, 0]);
     }
 }

@@ -2,7 +2,7 @@
 //! copied afterwards because parent or child stores to them.
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
-use crate::page_set::PageSet;
+use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
 use rangemap::RangeSet;
@@ -149,10 +149,10 @@ impl Memory {
     }
 
     fn remap(&mut self, old: Range<u64>, new: Range<u64>) {
-        let places = old.clone().zip(new.clone());
-        let moved: Vec<_> = places
-            .filter(|(from, _)| self.private.contains(*from))
-            .map(|(from, to)| (to, self.inherited.contains(from)))
+        let moved = self.private.list(old.clone()).into_iter();
+        let moved: Vec<_> = moved
+            .map(|from| (from - old.start + new.start, self.inherited.contains(from)))
+            .filter(|(to, _)| *to < new.end)
             .collect();
         self.remove(old);
         self.remove(new);
@@ -163,11 +163,6 @@ impl Memory {
             }
         }
     }
-}
-
-/// Returns the pages of a range of bytes.
-fn pages(start: u64, len: u64) -> Range<u64> {
-    start / PAGE_SIZE..(start + len) / PAGE_SIZE
 }
 
 #[cfg(test)]

@@ -1,7 +1,14 @@
 //! Sets and states of pages, with a few bits per page, because recordings have millions of pages.
 
+use faultless::PAGE_SIZE;
 use std::collections::HashMap;
 use std::ops::Range;
+
+/// Returns the pages of `len` bytes from `start` on. The range must not wrap, which
+/// [`Trace::check`](crate::Trace::check) ensures for events.
+pub(crate) fn pages(start: u64, len: u64) -> Range<u64> {
+    start / PAGE_SIZE..(start + len) / PAGE_SIZE
+}
 
 /// A set of page numbers, 64 to a word.
 #[derive(Clone, Debug, Default)]

@@ -326,3 +326,36 @@ proptest! {
         survive(&[b"PERFILE2".as_slice(), &104u64.to_le_bytes(), &noise].concat());
     }
 }
+
+/// Walks over a recording take the time of its events, not of the ranges that it names.
+#[test]
+fn huge_ranges_are_walked_quickly() {
+    use faultless_trace::event::{
+        Access, Backing, Event, Header, ProcessInfo, Prot, Recorded, ThreadInfo,
+    };
+    let (start, len) = (1u64 << 40, 1u64 << 60);
+    let (prot, backing) = (Prot::READ | Prot::WRITE, Backing::Anon);
+    let kinds = [
+        Kind::Map { start, len, prot, flags: 0x22, backing },
+        Kind::first(start + 4096, Access::Write),
+        Kind::Advise { start, len, advice: 4 },
+        Kind::first(start + 8192, Access::Write),
+        Kind::Remap { old: start, old_len: len, new: start + len, new_len: len, flags: 3 },
+        Kind::first(start + len, Access::Write),
+        Kind::Unmap { start: start + len, len },
+    ];
+    let trace = Trace {
+        header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
+        processes: vec![ProcessInfo { parent: None }],
+        threads: vec![ThreadInfo { process: 0, name: String::new() }],
+        events: kinds.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
+        ..Trace::default()
+    };
+    assert_eq!(faultless_trace::discard::Discards::of(&trace).unwrap().pages, 1);
+    assert_eq!(faultless_trace::fork::Forks::of(&trace).unwrap().forks, 0);
+    assert_eq!(faultless_trace::blocks::Blocks::of(&trace).unwrap().collapsed(511).blocks, 0);
+    assert_eq!(faultless_trace::files::Files::of(&trace, 0.9).unwrap().large, 0);
+    let mut pages = 0;
+    faultless_trace::footprint::changes(&trace, |change| pages += change.pages);
+    assert_eq!(pages, 0);
+}
