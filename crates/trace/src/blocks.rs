@@ -195,4 +195,18 @@ mod tests {
         let blocks = Blocks::of(&Trace::of_one_thread(events)).expect("a valid trace");
         assert_eq!(blocks.collapsed(511).blocks, 2);
     }
+
+    #[test]
+    fn moved_pages_stay_resident_at_their_new_place() {
+        let (len, prot) = (2 * PAGES * PAGE_SIZE, Prot::READ | Prot::WRITE);
+        let map = |start| Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon };
+        let touch = |page: u64| Kind::first(START + page * PAGE_SIZE, Access::Write);
+        let new = START + 64 * PAGES * PAGE_SIZE;
+        // The second block has no room at the new place, before another mapping.
+        let moved = Kind::Remap { old: START, old_len: len, new, new_len: len / 2, flags: 3 };
+        let maps = [map(START), map(new + len / 2)].into_iter();
+        let events = maps.chain((0..520).map(touch)).chain([moved]);
+        let blocks = Blocks::of(&Trace::of_one_thread(events)).expect("a valid trace");
+        assert_eq!(blocks.collapsed(511), Collapsed { blocks: 1, unused: 0 });
+    }
 }
