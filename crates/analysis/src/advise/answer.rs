@@ -5,6 +5,7 @@ use super::file::Advice;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
 use super::items::{open, predict, prefault};
+use super::kernel_time::fault_limit;
 use super::once::Run;
 use super::sites::{Site, sites};
 use super::time::spent;
@@ -62,7 +63,11 @@ impl<'a> Answer<'a> {
     /// run.
     pub fn new(findings: &'a Findings, costs: Costs, plain: Option<Run>, trace: &'a Trace) -> Self {
         let recorded = trace.events.last_us() as f64 / 1e6;
-        let limit = plain.map_or(processor_seconds(trace), |run| run.fault_limit()) * 1e9;
+        let limit = match &plain {
+            Some(run) => fault_limit([run]),
+            None => processor_seconds(trace),
+        };
+        let limit = limit * 1e9;
         let costs = match host_page_size() {
             PAGE_SIZE if findings.small_pages > 1 => {
                 costs.with_pages_of(findings.small_pages.ilog2() as u8)
@@ -94,11 +99,27 @@ impl<'a> Answer<'a> {
 
     /// Predicts all items with these costs, each limited to the time that the run can have taken.
     pub fn predict(&self, costs: &Costs) -> Vec<Item> {
-        let mut items = predict(self.findings, &bounded(self.findings, costs, self.limit));
+        self.predict_within(costs, self.limit)
+    }
+
+    /// Predicts all items with these costs for the program whose further `runs`, with unchanged
+    /// settings, took their processor time.
+    pub fn predict_beside<'r>(
+        &self,
+        costs: &Costs,
+        runs: impl IntoIterator<Item = &'r Run>,
+    ) -> Vec<Item> {
+        let limit = fault_limit(runs) * 1e9;
+        self.predict_within(costs, if limit.is_finite() { limit } else { self.limit })
+    }
+
+    /// Predicts all items; faults take `limit` nanoseconds at most.
+    fn predict_within(&self, costs: &Costs, limit: f64) -> Vec<Item> {
+        let mut items = predict(self.findings, &bounded(self.findings, costs, limit));
         let most = self.seconds * 1e9;
         for item in &mut items {
             // Faults and calls are kernel time; fewer collections save time of the program.
-            let most = if item.spared.is_some() { self.limit.min(most) } else { most };
+            let most = if item.spared.is_some() { limit.min(most) } else { most };
             item.saving = item.saving.min(most);
             item.at_best = item.at_best.min(most);
         }
@@ -342,12 +363,21 @@ mod tests {
         let answer = Answer::new(&findings, costs(), Some(short), &source.trace);
         assert!((spent(&findings, &answer.bounded()) / 1e9 - all / 2.0).abs() < 1e-6);
         for system in [all / 3.0, 2.0 * all] {
-            let answer = Answer::new(&findings, costs(), Some(run(system, 1)), &source.trace);
+            let plain = run(system, 1);
+            let limit = fault_limit([&plain]);
+            let answer = Answer::new(&findings, costs(), Some(plain), &source.trace);
             let took = spent(&findings, &answer.bounded()) / 1e9;
-            assert!((took - all.min(system)).abs() < 1e-6, "{took} of {system}");
+            assert!((took - all.min(limit)).abs() < 1e-6, "{took} of {limit}");
             let most = answer.items.iter().map(|item| item.saving).fold(0.0, f64::max);
-            assert!(most > 0.0 && most <= system * 1e9 + 1.0, "{most} of {system}");
+            assert!(most > 0.0 && most <= limit * 1e9 + 1.0, "{most} of {limit}");
         }
+        // Further runs tell the kernel's part more precisely.
+        let answer = Answer::new(&findings, costs(), Some(run(2.0 * all, 1)), &source.trace);
+        let largest = |items: &[Item]| items.iter().map(|item| item.saving).fold(0.0, f64::max);
+        let runs = vec![run(all / 4.0, 1); 9];
+        let beside = answer.predict_beside(&costs(), &runs);
+        assert!(largest(&beside) < largest(&answer.items) / 2.0);
+        assert_eq!(largest(&answer.predict_beside(&costs(), &[])), largest(&answer.items));
         // A recording alone: its threads cannot take more than their total time.
         let dear = costs().scaled(1e4);
         let answer = Answer::new(&findings, dear, None, &source.trace);

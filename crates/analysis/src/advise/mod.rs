@@ -23,6 +23,7 @@ pub mod heap;
 pub mod interval;
 pub mod item;
 pub mod items;
+pub mod kernel_time;
 pub mod library;
 pub mod linked;
 pub mod mapped_files;

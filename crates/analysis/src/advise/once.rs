@@ -38,17 +38,6 @@ pub struct Run {
     pub ended: u32,
 }
 
-/// Seconds of processor time below which the kernel's part is not reliable. Many kernels divide the
-/// time by samples at timer ticks, and a short run has few ticks.
-const FEW_TICKS: f64 = 0.25;
-
-impl Run {
-    /// Returns the maximum seconds that faults can have taken.
-    pub fn fault_limit(&self) -> f64 {
-        if self.processor < FEW_TICKS { self.processor } else { self.system }
-    }
-}
-
 /// Runs `command` with `applied` in force. The program reads no input, and its output is dropped.
 /// Returns `None` after a request to stop.
 ///

@@ -169,11 +169,18 @@ pub struct Compared<'a> {
     pub moved: bool,
     /// Seconds of processor time of each run, without the advice and with the advice.
     pub times: [Vec<f64>; 2],
+    /// The kernel's part of `times`.
+    pub kernel: [Vec<f64>; 2],
     /// The number of runs with an unexpected exit status. Their pairs are excluded.
     pub failed: u64,
 }
 
 impl Trial<'_> {
+    /// Returns the runs without the advice, of complete pairs.
+    pub fn unchanged(&self) -> &[Run] {
+        &self.before
+    }
+
     /// Returns all runs.
     pub fn runs(&self) -> impl Iterator<Item = &Run> {
         self.before.iter().chain(&self.with)
@@ -182,8 +189,10 @@ impl Trial<'_> {
     /// Returns the effect of the advice beside its prediction in `predicted`, which uses the costs
     /// measured between the runs. Returns `None` without a pair, if no run failed.
     pub fn compared(&self, predicted: &[Item]) -> Option<Compared<'_>> {
-        let times = [&self.before, &self.with]
-            .map(|runs| runs.iter().map(|run| run.processor).collect::<Vec<_>>());
+        let seconds = |of: fn(&Run) -> f64| {
+            [&self.before, &self.with].map(|runs| runs.iter().map(of).collect::<Vec<_>>())
+        };
+        let (times, kernel) = (seconds(|run| run.processor), seconds(|run| run.system));
         let saving = Saving::of(&times[0], &times[1]);
         if saving.is_none() && self.failed == 0 {
             return None;
@@ -206,6 +215,7 @@ impl Trial<'_> {
             faults,
             moved: !counted || item.is_none_or(|item| item.moved(faults)),
             times,
+            kernel,
             failed: self.failed,
         })
     }
@@ -262,7 +272,13 @@ impl Compared<'_> {
             seconds("interval_from_seconds", low)?;
             seconds("interval_to_seconds", high)?;
         }
-        for (metric, runs) in [("run_seconds", with), ("run_seconds_before", before)] {
+        let [kernel_before, kernel] = &self.kernel;
+        for (metric, runs) in [
+            ("run_seconds", with),
+            ("run_seconds_before", before),
+            ("run_kernel_seconds", kernel),
+            ("run_kernel_seconds_before", kernel_before),
+        ] {
             runs.iter().try_for_each(|value| seconds(metric, *value))?;
         }
         // The key names a change, and so the sign is that of the additional faults.

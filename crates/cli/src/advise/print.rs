@@ -8,6 +8,7 @@ use crate::report::{Style, processes, table};
 use faultless_analysis::advise::answer::{Answer, WORTH, is_size};
 use faultless_analysis::advise::findings::Findings;
 use faultless_analysis::advise::item::{Item, Open, size};
+use faultless_analysis::advise::kernel_time::fault_limit;
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::time::spent;
 use faultless_analysis::number::{fixed, grouped};
@@ -148,7 +149,7 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
             out,
             " At most: the measured cost of a fault was {:.1} times as much, more than the run spent{}. Savings are reduced to match.",
             measured / spent.max(1.0),
-            if answer.plain.is_some_and(|run| run.fault_limit() == run.system) {
+            if answer.plain.is_some_and(|run| fault_limit([&run]) < run.processor) {
                 " in the kernel"
             } else {
                 ""

@@ -58,7 +58,8 @@ pub fn run(
     };
     let reporting = meter.costs().reporting();
     let (trials, failure) = measured((args, plain), &tried, meter, answer);
-    let predicted = answer.predict(&meter.costs());
+    let unchanged = trials.iter().flat_map(Trial::unchanged);
+    let predicted = answer.predict_beside(&meter.costs(), unchanged);
     let results: Vec<_> = trials.iter().filter_map(|trial| trial.compared(&predicted)).collect();
     let mut rows = table::numbers(&HEAD.map(str::to_owned), style);
     for result in &results {
