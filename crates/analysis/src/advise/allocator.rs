@@ -6,7 +6,7 @@ use super::heap::LARGER_PAD;
 use super::item::{Item, Open, size};
 use super::named::{self, ARENAS, KEEP};
 use super::sysfs::Mode;
-use super::time::{folio_time, touch_time};
+use super::time::{folio_saving, touch_time};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
@@ -29,7 +29,7 @@ fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
     (permitted && findings.program.glibc).then(|| Item {
         name: "malloc on THP".into(),
         action: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (glibc 2.35 or newer)".into(),
-        saving: folio_time(off, costs) - folio_time(on, costs),
+        saving: folio_saving(findings, off, on, costs),
         spared: Some(findings.fewer(off, on)),
         unused: on.outcome.peak_untouched.saturating_sub(off.outcome.peak_untouched) * PAGE_SIZE,
         apply: named::malloc_thp(),
@@ -64,8 +64,7 @@ fn keep(findings: &Findings, costs: &Costs) -> Option<Item> {
 fn top_pad(findings: &Findings, costs: &Costs) -> Option<Item> {
     let padded = findings.padded;
     let (now, with) = (&findings.now, &findings.padded_folios);
-    let saving =
-        padded.calls as f64 * costs.mapping + folio_time(now, costs) - folio_time(with, costs);
+    let saving = padded.calls as f64 * costs.mapping + folio_saving(findings, now, with, costs);
     (findings.program.glibc && padded.calls > 0).then(|| Item {
         name: "malloc grows by more".into(),
         action: format!("MALLOC_TOP_PAD_={LARGER_PAD} spares {} calls of brk", padded.calls),

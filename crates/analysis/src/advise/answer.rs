@@ -8,7 +8,7 @@ use super::items::{open, predict, prefault};
 use super::kernel_time::fault_limit;
 use super::once::Run;
 use super::sites::{Site, sites};
-use super::time::spent;
+use super::time::{most_walks, spent};
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
@@ -118,8 +118,10 @@ impl<'a> Answer<'a> {
         let mut items = predict(self.findings, &bounded(self.findings, costs, limit));
         let most = self.seconds * 1e9;
         for item in &mut items {
-            // Faults and calls are kernel time; fewer collections save time of the program.
-            let most = if item.spared.is_some() { limit.min(most) } else { most };
+            // Faults and calls are kernel time; fewer collections and page walks save time of the
+            // program.
+            let kernel = limit + most_walks(self.findings, costs);
+            let most = if item.spared.is_some() { kernel.min(most) } else { most };
             item.saving = item.saving.min(most);
             item.at_best = item.at_best.min(most);
         }
@@ -210,6 +212,12 @@ impl<'a> Answer<'a> {
             ("shared_page_ns", costs.shared()),
         ] {
             figures.figure(context, metric, "ns", Number::Real(value))?;
+        }
+        if let Some(walks) = findings.walks {
+            figures.figure(context, "page_walks", "count", Number::Real(walks))?;
+        }
+        if let Some(saved) = costs.walk {
+            figures.figure(context, "walk_saving_ns", "ns", Number::Real(saved))?;
         }
         let census = &findings.census;
         for (metric, count) in [

@@ -81,6 +81,8 @@ pub struct Findings {
     pub file_cost: Option<FileCost>,
     /// The use of memory in blocks of 2 MiB.
     pub blocks: Blocks,
+    /// Estimated page walks (TLB misses) for private memory in the run without a recorder.
+    pub walks: Option<f64>,
     /// Events of the whole system during the run without a recorder.
     pub stalls: Option<Stalls>,
     /// Folios if the allocator requests huge pages; `None` without an allocator beside the C
@@ -253,6 +255,7 @@ impl Findings {
             file_cost: None,
             blocks: Blocks::of(trace).map_err(wrong)?,
             stalls: None,
+            walks: None,
             threads: trace.threads.len(),
             kept: kept(trace).map_err(wrong)?,
             prefault: effects.and_then(|effects| effects.into_iter().next()),

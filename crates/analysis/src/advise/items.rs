@@ -5,7 +5,7 @@ use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
-use super::time::{folio_time, shared_time};
+use super::time::{folio_saving, remark, shared_time};
 use super::{ahead, allocator, blocks, forks, mapped_files, others, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
@@ -75,11 +75,10 @@ pub fn prefault(findings: &Findings, costs: &Costs) -> Option<Item> {
 
 /// Returns an item for each additional folio size for all memory.
 fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
-    let now = folio_time(&findings.now, costs);
     let item = |(order, with): &(u8, Folios)| {
         let known = findings.sizes.sizes.iter().any(|(size, _)| size == order);
         let file = if known { size_file(*order) } else { Path::new(THP).join("enabled") };
-        let mut remarks = vec!["fewer TLB misses are not counted: random accesses may save more"];
+        let mut remarks = vec![remark(costs)];
         if !costs.folio(*order).1 {
             remarks.push("the cost of a folio is computed: --sysfs allows the measurement");
         }
@@ -89,15 +88,10 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
                 remarks.push("the host takes back free memory in units of 2 MiB or more: the next use of such a page is expensive");
             }
         }
-        let name = if *order == LARGEST {
-            "THP always".into()
-        } else {
-            format!("mTHP {} kB", kib(*order))
-        };
         Item {
-            name,
+            name: size_name(*order),
             action: format!("echo always > {}", file.display()),
-            saving: now - folio_time(with, costs),
+            saving: folio_saving(findings, &findings.now, with, costs),
             spared: Some(findings.fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
@@ -109,6 +103,14 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     findings.with.iter().map(item).collect()
 }
 
+/// Returns the name of the item that enables folios of `order` for all memory.
+fn size_name(order: u8) -> String {
+    match order {
+        LARGEST => "THP always".into(),
+        order => format!("mTHP {} kB", kib(order)),
+    }
+}
+
 /// Disables huge pages for this program if all programs have them.
 fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
     // A recording that has huge pages on does not contain the touches that would be faults.
@@ -116,7 +118,7 @@ fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
     always.then(|| Item {
         name: "no THP".into(),
         action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
-        saving: folio_time(&findings.now, costs) - folio_time(&findings.without, costs),
+        saving: folio_saving(findings, &findings.now, &findings.without, costs),
         spared: Some(findings.fewer(&findings.now, &findings.without)),
         unused: 0,
         apply: Apply::WithoutThp,

@@ -30,6 +30,7 @@ pub mod mapped_files;
 pub mod named;
 pub mod once;
 pub mod others;
+pub mod page_walks;
 pub mod preload;
 pub mod program;
 mod runtime;
@@ -56,6 +57,7 @@ use item::Apply;
 use linked::Seen;
 use mapped_files::FileCost;
 use once::{Run, watched};
+use page_walks::PageWalks;
 use program::Program;
 use stalls::Stalls;
 use std::ffi::OsString;
@@ -63,6 +65,11 @@ use sysfs::{Shmem, Sizes};
 
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
+
+/// Nanoseconds that a page walk may take at most, for the decision whether to measure the time.
+const WALK: f64 = 50.0;
+/// The share of a run below which the time of page walks is not measured.
+const LEAST_WALKS: f64 = 0.01;
 
 /// The steps of progress of [`count`] and [`measure`].
 pub const STEPS: u64 = Findings::STEPS + ROUNDS as u64;
@@ -127,6 +134,7 @@ pub fn measure(
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
     let mut seen = Seen::default();
+    let mut walks = PageWalks::default();
     for round in 0..ROUNDS {
         // One round suffices for a result. Without a plain run, the result uses the time of the
         // recording.
@@ -143,12 +151,23 @@ pub fn measure(
             );
             observer.begin("runs the program without the recorder");
             let before = Stalls::read();
-            plain = watched(command, &Apply::Nothing, observer, |pid| seen.look(pid))?;
+            plain = watched(command, &Apply::Nothing, observer, |pid| {
+                seen.look(pid);
+                walks.look(pid);
+            })?;
             findings.stalls = plain.map(|_| Stalls::read().since(&before));
             if go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
         }
+    }
+    findings.walks = walks.estimate();
+    if let (Some(plain), Some(walks)) = (plain, findings.walks)
+        && walks * WALK > LEAST_WALKS * plain.processor * 1e9
+        && !stop::requested()
+    {
+        observer.begin("measures the time of a page walk");
+        meter.measure_walks(findings.most_bytes(), observer)?;
     }
     findings.program.purges |= seen.purges();
     findings.add_allocators(seen.allocators());

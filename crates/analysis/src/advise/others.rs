@@ -7,7 +7,7 @@ use super::item::{Apply, Item, Open};
 use super::linked::Linked;
 use super::named;
 use super::sysfs::Mode;
-use super::time::{folio_time, touch_time};
+use super::time::{folio_saving, remark, touch_time};
 use crate::number::{grouped, plural};
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
@@ -90,12 +90,12 @@ fn huge(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     (permitted && with.mapped[usize::from(LARGEST)] > 0).then(|| Item {
         name: format!("{} on THP", short(linked)),
         action: shown(&apply),
-        saving: folio_time(now, costs) - folio_time(with, costs),
+        saving: folio_saving(findings, now, with, costs),
         spared: Some(findings.fewer(now, with)),
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
         apply,
         at_best: 0.0,
-        remarks: vec!["fewer TLB misses are not counted: random accesses may save more"],
+        remarks: vec![remark(costs)],
     })
 }
 
@@ -203,6 +203,7 @@ fn shown(apply: &Apply) -> String {
 mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{find, findings, sizes};
+    use super::super::time::folio_time;
     use super::*;
     use faultless_trace::discard::Discards;
     use faultless_trace::recordings;

@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Item, Open, size};
 use super::named;
 use super::sysfs::Mode;
-use super::time::{folio_time, touch_time};
+use super::time::{folio_saving, touch_time};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
@@ -68,7 +68,7 @@ fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
     (findings.program.java && permitted).then(|| Item {
         name: "Java heap on THP".into(),
         action: "-XX:+UseTransparentHugePages".into(),
-        saving: folio_time(&findings.now, costs) - folio_time(with, costs),
+        saving: folio_saving(findings, &findings.now, with, costs),
         spared: Some(findings.fewer(&findings.now, with)),
         unused: with.outcome.peak_untouched * PAGE_SIZE,
         apply: named::java_thp(),

@@ -20,7 +20,7 @@ use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
 /// Bytes of a page, as a length.
-const PAGE: usize = PAGE_SIZE as usize;
+pub(super) const PAGE: usize = PAGE_SIZE as usize;
 /// Pages of the host whose first touch is measured.
 const TOUCHED: usize = 4096;
 /// Pages whose life is measured: 32 MiB.
@@ -34,7 +34,7 @@ const USED: usize = 600;
 const FRESH: usize = 256 << 20;
 /// Pages of the largest folio, 2 MiB, and bytes.
 const HUGE: usize = 512;
-const HUGE_BYTES: usize = HUGE * PAGE;
+pub(super) const HUGE_BYTES: usize = HUGE * PAGE;
 
 /// Costs of the host's kernel, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,7 +93,7 @@ pub fn host_faults(effort: Effort) -> Result<Faults, Error> {
     Ok(Faults { touch, populate, call })
 }
 
-fn failed(error: io::Error) -> Error {
+pub(super) fn failed(error: io::Error) -> Error {
     Error::host("memory of the host", error)
 }
 
@@ -273,13 +273,13 @@ pub fn use_huge(bytes: usize) -> Result<(), Error> {
 }
 
 /// Returns the processor time of this thread.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     // The clock exists on every Linux.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Returns the faults of this thread without disk access.
-fn thread_faults() -> u64 {
+pub(super) fn thread_faults() -> u64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.minor_page_faults() as u64)
 }
 

@@ -14,6 +14,7 @@ pub mod hardware;
 pub mod prefault;
 pub mod probe;
 pub mod profile;
+pub mod walks;
 
 use crate::context::Context;
 use crate::error::Error;

@@ -14,6 +14,9 @@ use faultless_analysis::advise::time::spent;
 use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
+/// Page walks from which a line is worth the reader's time: some milliseconds.
+const MANY_WALKS: f64 = 1e6;
+
 /// Prints the report.
 pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
     print_faults(answer, out)?;
@@ -204,6 +207,13 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
             file.display()
         )?;
     }
+    if let Some(walks) = findings.walks.filter(|walks| *walks >= MANY_WALKS) {
+        writeln!(
+            out,
+            " About {:.0} million page walks (TLB misses), estimated by samples of accessed bits.",
+            walks / 1e6
+        )?;
+    }
     let back = census.returned + census.discarded;
     if back > 0 {
         writeln!(
@@ -368,6 +378,7 @@ mod tests {
             shared: [Some(3000.0), None],
             virtual_machine: true,
             fresh: None,
+            walk: None,
         }
     }
 

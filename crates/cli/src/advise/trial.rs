@@ -223,6 +223,7 @@ mod tests {
             faults: 3.0,
             moved: true,
             times: [Vec::new(), Vec::new()],
+            kernel: [Vec::new(), Vec::new()],
             failed,
         };
         let [name, predicted, measured, rest @ ..] = cells(&compared(None, 14));

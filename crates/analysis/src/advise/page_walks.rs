@@ -1,0 +1,197 @@
+//! An estimate of the page walks (TLB misses) of a run, without hardware counters.
+//!
+//! A page walk sets the accessed bit of the page's entry. The kernel clears the accessed bits of a
+//! process on request (`/proc/PID/clear_refs`) and counts the pages with a set bit
+//! (`/proc/PID/smaps_rollup`, `Referenced`). The kernel does not flush TLBs for the request, so an
+//! access to a page in a TLB sets no bit. The pages counted a millisecond after the request have
+//! had a page walk each, at least. Walks of random pages hit some pages twice: `w` walks over `n`
+//! pages set `n * (1 - exp(-w / n))` bits. The estimate inverts this formula, and the rate of the
+//! millisecond counts until the next sample.
+//!
+//! Memory in huge pages has one bit for 512 pages, so a process with much of such memory is not
+//! sampled.
+
+use super::supervise::descendants;
+use std::collections::HashMap;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The time between the request to clear the bits and the count.
+const WINDOW: Duration = Duration::from_millis(1);
+/// The least time between two samples, and the least ratio of this time to the duration of a
+/// sample: the kernel's walk over the page tables delays the program's mapping calls.
+const PAUSE: Duration = Duration::from_millis(50);
+const RARELY: u32 = 20;
+/// Resident pages below which a process has few misses: current TLBs have 1,500 to 3,000 entries.
+const FEW: f64 = 2048.0;
+/// The most processes of a sample.
+const MOST: usize = 16;
+
+/// The page walks of a run so far.
+#[derive(Debug, Default)]
+pub struct PageWalks {
+    begin: Option<Instant>,
+    next: Option<Instant>,
+    /// The time of the last sample of each process.
+    last: HashMap<i32, Instant>,
+    walks: f64,
+    samples: u64,
+}
+
+impl PageWalks {
+    /// Samples `pid` and its descendants, unless the last sample was shortly before.
+    pub fn look(&mut self, pid: i32) {
+        let now = Instant::now();
+        let begin = *self.begin.get_or_insert(now);
+        if self.next.is_some_and(|next| now < next) {
+            return;
+        }
+        let processes = [pid].into_iter().chain(descendants(pid)).take(MOST);
+        let cleared: Vec<_> = processes.filter_map(clear).collect();
+        if !cleared.is_empty() {
+            thread::sleep(WINDOW);
+        }
+        for (pid, before, at) in cleared {
+            let window = at.elapsed();
+            let Some(after) = Memory::of(pid) else { continue };
+            let end = Instant::now();
+            let since = end - self.last.insert(pid, end).unwrap_or(begin);
+            self.walks += after.walks_since(before) * since.as_secs_f64() / window.as_secs_f64();
+            self.samples += 1;
+        }
+        self.next = Some(Instant::now() + PAUSE.max(RARELY * now.elapsed()));
+    }
+
+    /// Returns the estimated page walks for private memory, or `None` without any sample: the
+    /// processes were small or short, had huge pages, or the kernel does not permit the request.
+    pub fn estimate(&self) -> Option<f64> {
+        (self.samples > 0).then_some(self.walks)
+    }
+}
+
+/// Clears the accessed bits of a process with enough memory in single pages. Returns the process,
+/// its memory before, and the time of the request.
+fn clear(pid: i32) -> Option<(i32, Memory, Instant)> {
+    let memory = Memory::of(pid)?;
+    let is_sampled = memory.resident >= FEW && memory.huge < memory.anonymous / 4.0;
+    let clear = |pid| fs::write(format!("/proc/{pid}/clear_refs"), "1").ok();
+    is_sampled.then(|| clear(pid)).flatten()?;
+    Some((pid, memory, Instant::now()))
+}
+
+/// The memory of a process, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Memory {
+    resident: f64,
+    anonymous: f64,
+    huge: f64,
+    referenced: f64,
+}
+
+impl Memory {
+    fn of(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+    }
+
+    /// Parses the text of `smaps_rollup`.
+    fn parse(text: &str) -> Option<Self> {
+        let pages = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            Some(kib / 4.0)
+        };
+        Some(Self {
+            resident: pages("Rss:")?,
+            anonymous: pages("Anonymous:")?,
+            huge: pages("AnonHugePages:").unwrap_or(0.0),
+            referenced: pages("Referenced:")?,
+        })
+    }
+
+    /// Returns the estimated page walks for private memory since `before`, when all bits were
+    /// cleared. A new page has its bit from its fault.
+    fn walks_since(&self, before: Self) -> f64 {
+        let new = (self.resident - before.resident).max(0.0);
+        let pages = self.resident - new;
+        let touched = (self.referenced - new).clamp(0.0, pages);
+        // At least one page has no bit: the formula has no finite value for all pages.
+        let share = (touched / pages.max(1.0)).min(1.0 - 1.0 / pages.max(2.0));
+        let walks = -pages * (1.0 - share).ln();
+        walks * (self.anonymous / self.resident.max(1.0)).min(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn memory(resident: f64, referenced: f64) -> Memory {
+        Memory { resident, anonymous: resident, huge: 0.0, referenced }
+    }
+
+    #[test]
+    fn memory_is_parsed_in_pages() {
+        let text = "00400000-7fff0000 ---p 00000000 00:00 0    [rollup]\nRss:    8192 kB\nPss: 1 kB\n\
+                    Referenced:  4096 kB\nAnonymous:  6144 kB\nAnonHugePages:  2048 kB\n";
+        let expected =
+            Memory { resident: 2048.0, anonymous: 1536.0, huge: 512.0, referenced: 1024.0 };
+        assert_eq!(Memory::parse(text), Some(expected));
+        assert_eq!(Memory::parse("Rss: many\n"), None);
+    }
+
+    #[test]
+    fn walks_exceed_the_touched_pages() {
+        let before = memory(10_000.0, 10_000.0);
+        // Few pages of many: one walk each.
+        let few = memory(10_000.0, 10.0).walks_since(before);
+        assert!((10.0..10.1).contains(&few), "{few}");
+        // Half of the pages: n * ln 2.
+        let half = memory(10_000.0, 5000.0).walks_since(before);
+        assert!((half - 6931.5).abs() < 0.1, "{half}");
+        // New pages are referenced by their faults.
+        let grown = memory(11_000.0, 1010.0).walks_since(before);
+        assert!((10.0..10.1).contains(&grown), "{grown}");
+        // All pages: finite.
+        assert!(memory(10_000.0, 10_000.0).walks_since(before).is_finite());
+        // Half of the memory is of files.
+        let mixed = Memory { anonymous: 5000.0, ..memory(10_000.0, 5000.0) };
+        assert!((mixed.walks_since(before) - half / 2.0).abs() < 1e-6);
+    }
+
+    /// A program that uses 64 MiB at random has many walks, and one that waits has few.
+    #[test]
+    fn random_accesses_are_seen() {
+        let rate = |script: &str| {
+            let mut program = Command::new("perl")
+                .args(["-e", script])
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("perl starts");
+            let pid = program.id().cast_signed();
+            let mut walks = PageWalks::default();
+            // The first 300 ms fill the memory.
+            thread::sleep(Duration::from_millis(300));
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_millis(500) {
+                walks.look(pid);
+                thread::sleep(Duration::from_millis(5));
+            }
+            program.kill().expect("it runs");
+            program.wait().expect("it ends");
+            walks.estimate()
+        };
+        let fill = "my $s = 'x' x (64 << 20); my $x = 1; my $n = 0;";
+        let busy = format!(
+            "{fill} while (1) {{ $x = ($x * 1103515245 + 12345) % 2147483648; $n += ord(substr($s, \
+             $x % (64 << 20), 1)); }}"
+        );
+        let (Some(busy), Some(idle)) = (rate(&busy), rate(&format!("{fill} sleep 9"))) else {
+            // A kernel without accessed bits in /proc.
+            assert!(!std::path::Path::new("/proc/self/clear_refs").exists());
+            return;
+        };
+        assert!(busy > 50_000.0 && busy > 20.0 * idle, "{busy} and {idle} walks");
+    }
+}

@@ -1,0 +1,86 @@
+//! The time of page walks that huge pages save.
+//!
+//! Random loads are measured in memory of single pages, and in memory of huge pages. The difference
+//! is the time of the additional and longer walks over single pages. A program overlaps some walks
+//! with other work, and waits for others: the result is the average of loads that do not depend on
+//! each other, and loads whose address depends on the previous load.
+
+use super::faults::{HUGE_BYTES, PAGE, failed, thread_faults, thread_time};
+use crate::error::Error;
+use memmap2::{Advice, MmapMut};
+use std::hint::black_box;
+
+/// Loads of one round, of each kind.
+const LOADS: usize = 300_000;
+/// Rounds, of which the fastest counts: the first rounds find cold caches.
+const ROUNDS: usize = 5;
+/// Bytes of a cache line, and the number of lines in a page.
+const LINE: usize = 64;
+const LINES: usize = PAGE / LINE;
+
+/// Measures the nanoseconds of processor time that huge pages save of a load from a random page of
+/// `bytes` of memory. Returns `None` if the kernel has no huge pages for memory that requests them.
+///
+/// # Errors
+/// The host has no memory available.
+pub fn saved(bytes: usize) -> Result<Option<f64>, Error> {
+    let Some(huge) = load(Advice::HugePage, bytes)? else { return Ok(None) };
+    let single = load(Advice::NoHugePage, bytes)?;
+    // Huge pages do not lengthen walks. A negative difference is noise.
+    Ok(single.map(|single| (single - huge).max(0.0)))
+}
+
+/// Measures the nanoseconds of a load from a random page of `bytes` of memory with this `advice`.
+/// Returns `None` if the memory did not get the pages of the advice.
+fn load(advice: Advice, bytes: usize) -> Result<Option<f64>, Error> {
+    let pages = (bytes / HUGE_BYTES).max(1) * HUGE_BYTES / PAGE;
+    let mut memory = MmapMut::map_anon(pages * PAGE + HUGE_BYTES).map_err(failed)?;
+    let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+    // A kernel without huge pages refuses the advice, and has single pages anyway.
+    _ = memory.advise(advice);
+    let faults = thread_faults();
+    let memory = &mut memory[skip..skip + pages * PAGE];
+    memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+    let each = if advice == Advice::HugePage { HUGE_BYTES / PAGE } else { 1 };
+    let expected = (pages / each) as u64;
+    if (thread_faults() - faults).abs_diff(expected) > expected / 20 + 16 {
+        return Ok(None);
+    }
+    let mut random = 88_172_645_463_325_252u64;
+    let mut time = |depends: bool| {
+        let (begin, mut last) = (thread_time(), 0);
+        for _ in 0..LOADS {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let salt = if depends { usize::from(last & 1) } else { 0 };
+            let page = ((random >> 20) as usize).wrapping_add(salt) % pages;
+            last = black_box(&memory)[page * PAGE + random as usize % LINES * LINE];
+        }
+        black_box(last);
+        (thread_time() - begin).as_secs_f64() * 1e9 / LOADS as f64
+    };
+    let mut fastest = |depends| (0..ROUNDS).map(|_| time(depends)).fold(f64::INFINITY, f64::min);
+    Ok(Some(f64::midpoint(fastest(false), fastest(true))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_from_more_pages_takes_longer() {
+        let load = |bytes| load(Advice::NoHugePage, bytes).expect("memory").expect("single pages");
+        let (few, many) = (load(2 << 20), load(256 << 20));
+        assert!(few > 0.1 && few < many && many < 1e5, "{few} and {many} ns");
+    }
+
+    /// Passes with any settings of this host.
+    #[test]
+    fn saved_time_is_a_part_of_a_load() {
+        let single = load(Advice::NoHugePage, 64 << 20).expect("memory").expect("single pages");
+        if let Some(saved) = saved(64 << 20).expect("memory") {
+            assert!((0.0..2.0 * single).contains(&saved), "{saved} of {single} ns");
+        }
+    }
+}
