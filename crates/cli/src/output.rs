@@ -1,6 +1,7 @@
 //! Result files, and checks that results do not overwrite input files.
 
 use crate::error::CliError;
+use crate::replay::source::STDIN;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -14,7 +15,8 @@ pub const FOR_ALL: u32 = 0o666;
 pub const FOR_OWNER: u32 = 0o600;
 
 /// Returns an error if an `output`, given with `option`, is one of the `inputs`: the same file
-/// under any name, or a file in a directory that is an input. `-` is standard output.
+/// under any name, or a file in a directory that is an input. `-` is standard output, or the input
+/// on standard input.
 pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliError> {
     let is_standard = output == Path::new("-");
     let file = if is_standard { Path::new("/dev/stdout") } else { output };
@@ -25,6 +27,7 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
         return Ok(());
     }
     let is_input = |input: &&&Path| {
+        let input = if **input == Path::new("-") { Path::new(STDIN) } else { **input };
         let Ok(of) = fs::metadata(input) else { return false };
         let same = (of.dev(), of.ino()) == (meta.dev(), meta.ino());
         let inside =

@@ -58,7 +58,7 @@ Examples:
   faultless advise --try --save app.toml -- ./app
   faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
 pub struct AdviseArgs {
-    /// Analyse this recording: a file, or the name of a bundled one
+    /// Analyse this recording: a file, - for standard input, or the name of a bundled one
     #[arg(value_name = "FILE|NAME")]
     pub recording: Option<PathBuf>,
     /// Apply each setting to runs of the program, and measure the saving

@@ -105,7 +105,8 @@ pub(super) struct Import<'a> {
 impl<'a> Import<'a> {
     pub fn new(file: &PerfFile, running: Option<Running<'a>>) -> Result<Self, String> {
         let text = |value: Result<Option<&str>, _>| value.ok().flatten().unwrap_or("").to_owned();
-        let architecture = Architecture::of_perf(&text(file.arch()))?;
+        let arch = text(file.arch());
+        let architecture = Architecture::of_perf(&arch)?;
         let section = file.feature_section_data(Feature::TRACING_DATA).unwrap_or_default();
         let layouts = format::layouts(section);
         let attrs = file.event_attributes();
@@ -115,6 +116,12 @@ impl<'a> Import<'a> {
             .iter()
             .map(|attr| role(attr, attrs, &layouts, &mut recorded, &mut exits))
             .collect::<Result<_, _>>()?;
+        // Without times, these records would precede all samples.
+        if !attrs.iter().any(|attr| attr.attr.flags.contains(AttrFlags::SAMPLE_ID_ALL)) {
+            return Err(format!(
+                "records of mappings and processes have no times (sample_id_all is off): {COMPLETE}"
+            ));
+        }
         if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
             return Err(format!("no page faults were recorded: {COMPLETE}"));
         }
@@ -141,7 +148,9 @@ impl<'a> Import<'a> {
             format.contains(SampleFormat::STACK_USER | SampleFormat::REGS_USER)
         });
         let version = text(file.perf_version());
+        let assumed = "the file does not name its architecture; x86-64 is assumed";
         let header = Header {
+            notes: if arch.is_empty() { vec![assumed.to_owned()] } else { Vec::new() },
             made: format!("perf record, perf {version}").trim_end_matches([',', ' ']).to_owned(),
             page_size: PAGE_SIZE as u32,
             kernel: text(file.os_release()),
