@@ -68,8 +68,8 @@ impl<'a> Cursor<'a> {
 }
 
 /// Walks the section: magic, version, machine, the two formats of the ring buffer's pages, ftrace's
-/// own events, then each system's events. Calls `each` with the name of an event and the text of its
-/// `format` file.
+/// own events, then each system's events. Calls `each` with the name of an event and the text of
+/// its `format` file.
 fn read(mut at: Cursor<'_>, mut each: impl FnMut(String, &str)) -> Option<()> {
     if at.take(10)? != b"\x17\x08\x44tracing" {
         return None;

@@ -16,8 +16,8 @@ const MAX_UNPACKED: u64 = 1 << 30;
 const LAST_BLOCK: &[u8] = &[1, 0, 0];
 
 /// Returns `records`, at `offset` in the file, with the `packed` records replaced by their
-/// contents. If the recording is `cut`, the last frame may end within a block, which is omitted. The
-/// error contains the place in the file and the reason.
+/// contents. If the recording is `cut`, the last frame may end within a block, which is omitted.
+/// The error contains the place in the file and the reason.
 pub(super) fn replaced(
     records: &[u8],
     offset: u64,

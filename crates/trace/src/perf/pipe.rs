@@ -5,8 +5,8 @@
 //! layouts of tracepoints, and HEADER_FEATURE the contents of a feature section.
 //!
 //! [`to_file`] converts a stream to a file, which is read like every other file. The converted file
-//! contains each record of the stream at its place plus [`SHIFT`], so that errors can name the place
-//! in the stream.
+//! contains each record of the stream at its place plus [`SHIFT`], so that errors can name the
+//! place in the stream.
 
 use super::format;
 use super::scan::{EVENT_DESC, HEADER, RECORD_COMPRESSED, RECORD_COMPRESSED2, attr_size, refused};
@@ -358,8 +358,8 @@ fn event_desc(header: &Description) -> Vec<u8> {
     section
 }
 
-/// Returns the names in the section EVENT_DESC by the first identifier of the event, up to the first
-/// error in the section.
+/// Returns the names in the section EVENT_DESC by the first identifier of the event, up to the
+/// first error in the section.
 fn names(section: &[u8]) -> HashMap<u64, Vec<u8>> {
     let mut names = HashMap::new();
     let mut walk = || {
