@@ -8,7 +8,7 @@ use faultless_analysis::Observer;
 use faultless_analysis::replay::Source;
 use faultless_analysis::suggest;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::{Trace, recordings};
+use faultless_trace::{Kind, Trace, recordings};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
@@ -94,6 +94,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             drop(reading);
             match opened {
                 faultless_trace::Input::Recording(trace) => {
+                    some_fault(&file, &trace)?;
                     Input::of(name_of(&file, &trace), trace)
                 }
                 faultless_trace::Input::Addresses(trace) => {
@@ -114,6 +115,16 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             )))
         }
     }
+}
+
+/// Returns an error for the recording `trace` in `file` without a fault.
+fn some_fault(file: &Path, trace: &Trace) -> Result<(), CliError> {
+    if trace.events.iter().any(|event| matches!(event.kind, Kind::Fault { .. })) {
+        return Ok(());
+    }
+    let notes: String = trace.header.notes.iter().map(|note| format!("\n- {note}")).collect();
+    let why = format!("{}: the recording has no page fault{notes}", file.display());
+    Err(CliError::Usage(why))
 }
 
 /// Returns an error for standard input that is a terminal.
@@ -139,6 +150,7 @@ pub fn read(file: &Path) -> Result<Source, CliError> {
         not_typed(file)?;
         faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
     };
+    some_fault(file, &trace)?;
     Ok(Source::new(name_of(file, &trace), trace)?)
 }
 

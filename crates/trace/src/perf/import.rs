@@ -19,6 +19,7 @@
 
 use super::architecture::Architecture;
 use super::chains::Chains;
+use super::hidden::Programs;
 use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
 use super::unwind::Unwind;
 use super::{Running, format, initial};
@@ -308,11 +309,16 @@ impl<'a> Import<'a> {
         let source = Source { build_ids: self.build_ids, running: self.running.is_some() };
         let (stacks, named, notes) = self.chains.named(&source);
         self.header.notes.extend(notes);
+        let mut programs = Programs::of(self.events.iter(), &self.threads, &self.processes);
+        let calls = self.header.recorded.contains(Recorded::MUNMAP);
+        let whole = self.header.omitted == 0 && self.header.lost == 0;
+        self.header.notes.extend(programs.notes(&self.threads, calls, whole));
         self.failed_slots.sort_unstable();
         let mut failed = self.failed_slots.into_iter().peekable();
         let mut numbers = 0..;
         self.events.retain_mut(|event| {
             let Some(number) = numbers.next() else { return true };
+            let keeps = programs.keeps(event, &self.threads);
             if let Kind::Fault { stack, .. } = &mut event.kind {
                 *stack = named[stack.number() as usize];
             }
@@ -321,7 +327,7 @@ impl<'a> Import<'a> {
             {
                 *birth = Birth::Vfork;
             }
-            failed.next_if_eq(&number).is_none()
+            failed.next_if_eq(&number).is_none() && keeps
         });
         self.header.page_size = match self.running {
             Some(_) if self.architecture == Architecture::OWN => host_page_size() as u32,

@@ -6,8 +6,9 @@
 //! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and
 //! `unwind` unwinds copies of stacks; `roles` determines the meaning of each perf event, and
 //! `architecture` the meaning of the numbers of calls; `import` converts the sorted records to a
-//! [`Trace`], and `initial` adds the state of processes that ran before the recording. The
-//! `linux-perf-data` crate sorts and decodes the records.
+//! [`Trace`], `hidden` finds programs of which the kernel reports only a part, and `initial` adds
+//! the state of processes that ran before the recording. The `linux-perf-data` crate sorts and
+//! decodes the records.
 //!
 //! # Events used
 //!
@@ -20,6 +21,7 @@
 mod architecture;
 mod chains;
 mod format;
+mod hidden;
 mod import;
 mod initial;
 mod packed;
