@@ -30,7 +30,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::Architecture;
+use crate::perf::{Architecture, is_hidden};
 use huge::HugePages;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -341,7 +341,9 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
+        let parts: Vec<_> = header.notes.iter().filter(|note| is_hidden(note)).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
+        notes.extend(parts);
         notes.extend(trace.header.loss());
         Ok(Recorded { trace, status, left, notes })
     }

@@ -14,6 +14,14 @@ const START_US: u64 = 1000;
 /// The most names in a note.
 const NAMES: usize = 5;
 
+const NARROW_NOTE: &str = "the kernel does not report the calls of 32-bit programs";
+const STOPPED_NOTE: &str = "the kernel stops the recording of a program that runs as another user";
+
+/// Returns whether `note` is a note about a program of which a part is missing.
+pub(crate) fn is_hidden(note: &str) -> bool {
+    [NARROW_NOTE, STOPPED_NOTE].iter().any(|start| note.starts_with(start))
+}
+
 /// A program that a process runs, from an `exec` to the next.
 #[derive(Clone, Debug, Default)]
 struct Program {
@@ -127,9 +135,8 @@ impl Programs {
         let narrow: Vec<_> = programs().filter(|it| it.is_narrow() && it.faults > 0).collect();
         if calls && !narrow.is_empty() {
             notes.push(format!(
-                "the kernel does not report the calls of 32-bit programs ({}): a page that such a \
-                 program unmapped and touched again looks like a page that was never unmapped, so \
-                 the reported savings of prefault are too small. Remedy: record a 64-bit build of \
+                "{NARROW_NOTE} ({}): a page that such a program unmapped and touched again looks \
+                 like a page that was never unmapped, so the reported savings of prefault are too small. Remedy: record a 64-bit build of \
                  the program",
                 names(&narrow)
             ));
@@ -142,8 +149,8 @@ impl Programs {
             .collect();
         if whole && !stopped.is_empty() {
             notes.push(format!(
-                "no fault of {} was recorded: the kernel stops the recording of a program that \
-                 runs as another user (setuid, setgid or capabilities). Remedy: record as root",
+                "{STOPPED_NOTE} (setuid, setgid or capabilities), and no fault of {} was \
+                 recorded. Remedy: record as root",
                 names(&stopped)
             ));
         }

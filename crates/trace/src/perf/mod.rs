@@ -31,6 +31,7 @@ mod scan;
 mod unwind;
 
 pub(crate) use architecture::Architecture;
+pub(crate) use hidden::is_hidden;
 pub(crate) use pipe::is_stream;
 
 use crate::error::{Error, Place};
