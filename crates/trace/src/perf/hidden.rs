@@ -5,7 +5,7 @@
 //! The kernel stops the recording of a program that runs as another user (setuid), unless perf has
 //! the privilege to record it.
 
-use crate::event::{Birth, Event, Kind, ProcessInfo, ThreadInfo};
+use crate::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo};
 
 /// The end of the addresses of a 32-bit program.
 const NARROW: u64 = 1 << 32;
@@ -92,6 +92,8 @@ impl Programs {
                     program.faults += 1;
                     program.touch(page, 1);
                 }
+                // The kernel moves the stack of a 32-bit program down from a high address.
+                Kind::Area { backing: Backing::Anon, .. } => {}
                 Kind::Area { start, len, .. } => program.touch(start, len),
                 _ => {}
             }
@@ -161,7 +163,7 @@ impl Programs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Access, Backing, Prot};
+    use crate::event::{Access, Prot};
 
     const HIGH: u64 = 0x7ffd_0000_0000;
 
@@ -193,7 +195,10 @@ mod tests {
 
     #[test]
     fn calls_of_32_bit_programs_are_dropped_with_a_note() {
-        let narrow = [Kind::Exec, area(0x804_8000), area(0xffff_0000 - 0x2000), fault(0x804_8000)];
+        // The first place of the stack, which becomes executable there.
+        let (prot, backing) = (Prot::all(), Backing::Anon);
+        let stack = Kind::Area { start: HIGH, len: 0x1000, prot, backing };
+        let narrow = [Kind::Exec, stack, area(0x804_8000), fault(0xffff_0000)];
         let (kept, notes) = of(&[&narrow[..], &[UNMAP]].concat());
         assert_eq!(kept, 4);
         assert!(notes.len() == 1 && notes[0].contains("32-bit programs (app)"), "{notes:?}");
