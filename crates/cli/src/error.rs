@@ -29,6 +29,20 @@ impl CliError {
     pub fn failed(doing: impl fmt::Display, why: impl fmt::Display) -> Self {
         Self::Failed(format!("{doing}: {why}"))
     }
+
+    /// Returns the errors of `results`, such as those of files that are written one after the
+    /// other, as one error.
+    pub fn together(results: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        let mut errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => {
+                let texts: Vec<_> = errors.iter().map(Self::to_string).collect();
+                Err(Self::Failed(texts.join("\n")))
+            }
+        }
+    }
 }
 
 impl fmt::Display for CliError {

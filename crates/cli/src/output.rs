@@ -1,9 +1,10 @@
 //! Result files, and checks that results do not overwrite input files.
 
 use crate::error::CliError;
+use crate::replay::source::STDIN;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -14,7 +15,8 @@ pub const FOR_ALL: u32 = 0o666;
 pub const FOR_OWNER: u32 = 0o600;
 
 /// Returns an error if an `output`, given with `option`, is one of the `inputs`: the same file
-/// under any name, or a file in a directory that is an input. `-` is standard output.
+/// under any name, or a file in a directory that is an input. `-` is standard output, or the input
+/// on standard input.
 pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliError> {
     let is_standard = output == Path::new("-");
     let file = if is_standard { Path::new("/dev/stdout") } else { output };
@@ -25,6 +27,7 @@ pub fn spare(option: &str, output: &Path, inputs: &[&Path]) -> Result<(), CliErr
         return Ok(());
     }
     let is_input = |input: &&&Path| {
+        let input = if **input == Path::new("-") { Path::new(STDIN) } else { **input };
         let Ok(of) = fs::metadata(input) else { return false };
         let same = (of.dev(), of.ino()) == (meta.dev(), meta.ino());
         let inside =
@@ -66,6 +69,22 @@ pub fn apart(outputs: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Returns the error of writing the file `name`, with the remedy for a file system that does not
+/// accept the file.
+fn unwritten(name: &Path, error: &io::Error) -> CliError {
+    let remedy = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            ". An existing file is unchanged. Remedy: free space, or another file system"
+        }
+        ErrorKind::ReadOnlyFilesystem => ". Remedy: a file on another file system",
+        _ => "",
+    };
+    // An error of a temporary file contains a name that is unknown to the user.
+    let why = error.to_string();
+    let why = why.split(" at path").next().unwrap_or(&why);
+    CliError::failed(name.display(), format_args!("{why}{remedy}"))
+}
+
 /// A file that replaces the existing file when it is complete; the existing file stays unchanged
 /// until then. A device or a pipe is written to directly.
 #[derive(Debug)]
@@ -79,7 +98,7 @@ pub struct Replacing {
 impl Replacing {
     /// Creates a replacement for the file `name`, and checks that the file can be written.
     pub fn new(name: &Path) -> Result<Self, CliError> {
-        let failed = |error| CliError::failed(name.display(), error);
+        let failed = |error| unwritten(name, &error);
         let there = match fs::metadata(name) {
             Err(_) => None,
             Ok(meta) => {
@@ -121,9 +140,7 @@ impl Replacing {
                 let why = format!("the directory {} does not exist", dir.display());
                 return CliError::failed(self.name.display(), why);
             }
-            // The error names the temporary file, which is unknown to the user.
-            let why = error.to_string();
-            CliError::failed(self.name.display(), why.split(" at path").next().unwrap_or(&why))
+            unwritten(&self.name, &error)
         })
     }
 
@@ -131,7 +148,7 @@ impl Replacing {
     pub fn put(&self, file: NamedTempFile) -> Result<(), CliError> {
         let Some(place) = &self.place else { return Ok(()) };
         let kept = file.persist(place);
-        kept.map_err(|error| CliError::failed(self.name.display(), error.error)).map(drop)
+        kept.map_err(|error| unwritten(&self.name, &error.error)).map(drop)
     }
 
     /// Renames an existing file that is not empty to FILE.old, as perf does. Called before
@@ -149,14 +166,25 @@ impl Replacing {
 
     /// Writes `bytes` as the complete contents.
     pub fn write(&self, bytes: &[u8]) -> Result<(), CliError> {
-        let failed = |error| CliError::failed(self.name.display(), error);
+        self.complete(bytes, false)
+    }
+
+    /// Writes `bytes` as the complete contents, and then [keeps](Self::keep_old) an existing file.
+    pub fn write_beside_old(&self, bytes: &[u8]) -> Result<(), CliError> {
+        self.complete(bytes, true)
+    }
+
+    fn complete(&self, bytes: &[u8], keep_old: bool) -> Result<(), CliError> {
+        let failed = |error| unwritten(&self.name, &error);
         if !self.is_file() {
             let mut device = fs::File::options().write(true).open(&self.name).map_err(failed)?;
             return device.write_all(bytes).map_err(failed);
         }
         let mut file = self.temporary(FOR_ALL)?;
         file.write_all(bytes).map_err(failed)?;
-        if let Ok(before) = fs::metadata(&self.name) {
+        if keep_old {
+            self.keep_old()?;
+        } else if let Ok(before) = fs::metadata(&self.name) {
             file.as_file().set_permissions(before.permissions()).map_err(failed)?;
         }
         self.put(file)

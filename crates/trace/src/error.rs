@@ -46,6 +46,17 @@ impl Error {
         Self::new(file, Place::File, error.to_string())
     }
 
+    /// Creates an error of the temporary file with the contents of `file`.
+    pub(crate) fn temporary(file: &Path, error: &std::io::Error) -> Self {
+        let dir = std::env::temp_dir();
+        let why = format!(
+            "a copy in a temporary file in {} failed: {error}. Remedy: set TMPDIR to a directory \
+             with free space",
+            dir.display()
+        );
+        Self::new(file, Place::File, why)
+    }
+
     /// Creates an error of the byte at `offset` of `file`.
     pub fn at(file: &Path, offset: u64, reason: impl Into<String>) -> Self {
         Self::new(file, Place::Offset(offset), reason)

@@ -100,6 +100,7 @@ pub fn open_watched(path: &Path, watch: Watch<'_>) -> Result<Input, Error> {
         return recording(path, &start, file, watch).map(Input::Recording);
     }
     if !file.metadata().map_err(failed)?.is_file() {
+        let failed = |error| Error::temporary(path, &error);
         let mut kept = tempfile::tempfile().map_err(failed)?;
         io::copy(&mut (&*start).chain(file), &mut kept).map_err(failed)?;
         file = kept;
@@ -133,6 +134,9 @@ fn recording(path: &Path, start: &[u8], file: File, watch: Watch<'_>) -> Result<
     if !is_recording(start) {
         // The start is sufficient for the error, and a device such as /dev/zero has no end.
         return parse(path, start);
+    }
+    if perf::is_stream(start) {
+        return perf::parse_stream(path, start.chain(file), watch);
     }
     let len = file.metadata().ok().filter(Metadata::is_file).map(|data| data.len());
     let fits = len.is_some_and(|len| len <= error::MAX_FILE);

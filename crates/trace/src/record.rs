@@ -30,7 +30,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::Architecture;
+use crate::perf::{Architecture, is_hidden};
 use huge::HugePages;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -186,12 +186,17 @@ impl Setup {
     /// # Errors
     /// [`RecordError::Missing`], with all missing requirements.
     pub fn find(accept_lesser: bool) -> Result<Self, RecordError> {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        // A kernel without user namespaces has no such file.
+        let map = fs::read_to_string("/proc/self/uid_map");
         let system = System {
             perf: find_program("perf".as_ref()).ok(),
             tracefs: TRACEFS.iter().map(PathBuf::from).collect(),
             paranoid: fs::read_to_string(PARANOID).ok().and_then(|text| text.trim().parse().ok()),
-            privileged: has_privilege(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
-            user_faults: probe::user_faults(),
+            privileged: has_privilege(&status),
+            contained: map.is_ok_and(|map| !probe::is_first_namespace(&map)),
+            filtered: probe::is_filtered(&status),
+            refusal: probe::user_faults().err(),
             architecture: Architecture::OWN,
         };
         Self::choose(&system, accept_lesser)
@@ -229,6 +234,7 @@ impl Setup {
                 shortfalls.push(shortfall);
             }
         }
+        let privileged = system.privileged && !system.contained;
         // A kernel without the file has perf events disabled.
         let paranoid = system.paranoid.unwrap_or(i32::MAX);
         if system.paranoid.is_none() {
@@ -237,23 +243,30 @@ impl Setup {
                 format!("the kernel has no perf events ({PARANOID} is missing)"),
                 "run a kernel built with CONFIG_PERF_EVENTS",
             ));
-        } else if !system.privileged && paranoid > -1 {
+        } else if !privileged && paranoid > -1 {
             extent = if paranoid > 1 { Extent::UserFaultsOnly } else { Extent::FaultsOnly };
             // Vanilla kernels treat 3 as 2. Kernels of Debian, Ubuntu and Android refuse all events
             // at 3.
-            possible &= system.user_faults;
-            shortfalls.push(Shortfall::new(
-                format!(
-                    "kernel.perf_event_paranoid is {paranoid}; tracepoints need -1 or privilege"
-                ),
-                "run as root, or `sudo sysctl kernel.perf_event_paranoid=-1`",
-            ));
+            let remedy = if system.contained {
+                "record on the host, with --pid or --cgroup, or `sudo sysctl \
+                 kernel.perf_event_paranoid=-1` on the host. Root of a user namespace, as in a \
+                 rootless container, has no privilege"
+            } else {
+                "run as root, or `sudo sysctl kernel.perf_event_paranoid=-1`"
+            };
+            let what = format!(
+                "kernel.perf_event_paranoid is {paranoid}; tracepoints need -1 or privilege"
+            );
+            shortfalls.push(Shortfall::new(what, remedy));
+        }
+        if let Some(error) = system.refusal.as_ref().filter(|_| system.paranoid.is_some()) {
+            possible = false;
+            shortfalls.extend(refused(error, system.filtered, privileged, paranoid));
         }
         let complete = matches!(extent, Extent::Full | Extent::WithoutAccess);
         if !possible || (!complete && !accept_lesser) {
             return Err(RecordError::Missing(shortfalls));
         }
-        let privileged = system.privileged;
         Ok(Self { perf, extent, raw_syscalls, privileged, shortfalls, stacks: None })
     }
 
@@ -328,7 +341,9 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
+        let parts: Vec<_> = header.notes.iter().filter(|note| is_hidden(note)).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
+        notes.extend(parts);
         notes.extend(trace.header.loss());
         Ok(Recorded { trace, status, left, notes })
     }
@@ -371,6 +386,15 @@ fn not_read(status: ExitStatus, output: &Path, error: &Error) -> RecordError {
 fn why_not_written(output: &Path, unreadable: &Error) -> String {
     let more = || fs::File::options().append(true).open(output)?.write_all(&[0; PROBE]);
     match more() {
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+            let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
+            let dir = dir.unwrap_or(Path::new("."));
+            format!(
+                "{error}: the file system of {} is full\n  remedy: free space there, or write the \
+                 recording to another directory",
+                dir.display()
+            )
+        }
         Err(error) => error.to_string(),
         Ok(()) => unreadable.reason.clone(),
     }
@@ -381,9 +405,14 @@ struct System {
     perf: Option<PathBuf>,
     tracefs: Vec<PathBuf>,
     paranoid: Option<i32>,
+    /// Whether this process has the capabilities.
     privileged: bool,
-    /// Whether the kernel permits this user to record faults in user mode.
-    user_faults: bool,
+    /// Whether this process is in a user namespace other than the first.
+    contained: bool,
+    /// Whether this process has a seccomp filter.
+    filtered: bool,
+    /// The kernel's refusal to record faults in user mode of this process.
+    refusal: Option<io::Error>,
     architecture: Architecture,
 }
 
@@ -432,6 +461,30 @@ impl System {
     }
 }
 
+/// Returns the reason for the kernel's refusal to record faults in user mode; `None` if the value
+/// of `perf_event_paranoid`, which is reported, is the reason.
+fn refused(
+    error: &io::Error,
+    filtered: bool,
+    privileged: bool,
+    paranoid: i32,
+) -> Option<Shortfall> {
+    if filtered {
+        return Some(Shortfall::new(
+            format!("a seccomp filter, as of a container, refuses perf_event_open ({error})"),
+            "start the container with `--cap-add=PERFMON` (Docker and Podman then permit the \
+             call), or record on the host, with --pid or --cgroup",
+        ));
+    }
+    if !privileged && paranoid > 2 {
+        return None;
+    }
+    Some(Shortfall::new(
+        format!("the kernel refuses perf_event_open ({error}): a security module, such as SELinux"),
+        "`sudo dmesg | grep -i -e denied -e lockdown` names the rule; permit the call there",
+    ))
+}
+
 /// Returns whether the effective capabilities in the text of `/proc/self/status` permit
 /// tracepoints.
 fn has_privilege(status: &str) -> bool {
@@ -466,6 +519,7 @@ impl FaultAround {
                 Some(libc::ENOENT) => {
                     "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
                 }
+                Some(libc::EROFS) => "`sudo mount -o remount,rw /sys/kernel/debug`",
                 // Root gets this error, too.
                 Some(libc::EPERM) => {
                     "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)"
@@ -509,7 +563,16 @@ mod tests {
         let paranoid = Some(paranoid);
         let tracefs = vec![tracefs];
         let architecture = Architecture::X86;
-        System { perf, tracefs, paranoid, privileged, user_faults: true, architecture }
+        System {
+            perf,
+            tracefs,
+            paranoid,
+            privileged,
+            contained: false,
+            filtered: false,
+            refusal: None,
+            architecture,
+        }
     }
 
     const ALL: [&str; 3] =
@@ -570,8 +633,21 @@ mod tests {
         // Vanilla kernels permit the same at 3 as at 2; Debian's kernels do not.
         let lesser = Setup::choose(&system(none.clone(), 3, false), true).unwrap();
         assert_eq!(lesser.extent(), Extent::UserFaultsOnly);
-        let refusing = System { user_faults: false, ..system(none.clone(), 3, false) };
-        assert!(Setup::choose(&refusing, true).is_err());
+        let refusal = || Some(io::Error::from_raw_os_error(libc::EPERM));
+        let refusing = System { refusal: refusal(), ..system(none.clone(), 3, false) };
+        let error = Setup::choose(&refusing, true).unwrap_err().to_string();
+        assert!(!error.contains("perf_event_open"), "{error}");
+        let all = tracefs("refused", &ALL);
+        for (filtered, cause) in [(true, "a seccomp filter"), (false, "a security module")] {
+            let refusing = System { refusal: refusal(), filtered, ..system(all.clone(), 2, true) };
+            let error = Setup::choose(&refusing, true).unwrap_err().to_string();
+            assert!(error.contains(cause) && error.contains("not permitted"), "{error}");
+        }
+        // Root of a user namespace.
+        let contained = System { contained: true, ..system(all.clone(), 2, true) };
+        let error = Setup::choose(&contained, false).unwrap_err().to_string();
+        assert!(error.contains("Root of a user namespace"), "{error}");
+        fs::remove_dir_all(all).unwrap();
         let no_perf = System { perf: None, ..system(none, -1, true) };
         let Err(error) = Setup::choose(&no_perf, true) else { panic!("recorded without perf") };
         assert!(error.to_string().contains("apt install linux-perf"));

@@ -1,9 +1,12 @@
 //! Truncated, changed and artificial files result in a trace or an error, never in a panic, and
 //! never in a large allocation.
 
+mod made;
+
 use faultless_trace::error::Place;
 use faultless_trace::plan::Plan;
 use faultless_trace::{Kind, Trace, compact, parse, recordings};
+use made::{Made, Packing, VERSIONS};
 use proptest::prelude::*;
 use ruzstd::decoding::StreamingDecoder;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -48,6 +51,7 @@ fn survive(bytes: &[u8]) {
         Err(error) => {
             let text = error.to_string();
             assert!(text.starts_with("some.data: ") && text.len() > 20, "{text}");
+            assert!(!text.contains("parser failed"), "{text}");
         }
     }
     let largest = LARGEST.load(Ordering::Relaxed);
@@ -84,6 +88,18 @@ fn any_byte_of_the_structure_does_not_panic() {
         for at in (0..104).chain(attrs).chain(table).chain(event_desc..event_desc + 400) {
             for value in [0, 0xff, file[at] ^ 0x10] {
                 survive(&changed(file, &[(at, value)]));
+            }
+        }
+    }
+}
+
+#[test]
+fn any_byte_of_a_stream_does_not_panic() {
+    for (version, packing) in [(VERSIONS[0], Packing::Second), (VERSIONS[5], Packing::None)] {
+        let file = Made::new(version).stream(packing);
+        for at in 0..file.len() {
+            for value in [0, 0xff, file[at] ^ 0x10] {
+                survive(&changed(&file, &[(at, value)]));
             }
         }
     }
@@ -313,6 +329,21 @@ proptest! {
     }
 
     #[test]
+    fn changed_files_and_streams_of_all_versions_do_not_panic(
+        changes in changes(),
+        which in 0..VERSIONS.len(),
+        packing in prop_oneof![Just(Packing::None), Just(Packing::First), Just(Packing::Second)],
+        cut in any::<usize>(),
+    ) {
+        let made = Made::new(VERSIONS[which]);
+        for bytes in [made.file(packing), made.stream(packing)] {
+            let changed = changed(&bytes, &changes);
+            survive(&changed);
+            survive(&changed[..cut % bytes.len()]);
+        }
+    }
+
+    #[test]
     fn arbitrary_compact_body_does_not_panic(changes in changes(), cut in any::<usize>()) {
         let body = body_of("redis");
         survive(&sealed(&changed(&body, &changes)));
@@ -323,7 +354,9 @@ proptest! {
     fn noise_is_rejected(noise in proptest::collection::vec(any::<u8>(), 0..512)) {
         survive(&noise);
         survive(&sealed(&noise));
-        survive(&[b"PERFILE2".as_slice(), &104u64.to_le_bytes(), &noise].concat());
+        for header in [104u64, 16] {
+            survive(&[b"PERFILE2".as_slice(), &header.to_le_bytes(), &noise].concat());
+        }
     }
 }
 

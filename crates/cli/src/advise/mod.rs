@@ -58,7 +58,7 @@ Examples:
   faultless advise --try --save app.toml -- ./app
   faultless advise --try --sysfs --rounds 15 --json app.jsonl -- ./app")]
 pub struct AdviseArgs {
-    /// Analyse this recording: a file, or the name of a bundled one
+    /// Analyse this recording: a file, - for standard input, or the name of a bundled one
     #[arg(value_name = "FILE|NAME")]
     pub recording: Option<PathBuf>,
     /// Apply each setting to runs of the program, and measure the saving
@@ -179,11 +179,10 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     };
     let measured = measure(findings, command, args.sysfs, &progress)?;
     drop(progress);
-    let advice = advise(args, &source, measured, &mut json, (&export, html))?;
-    json.complete()?;
-    if let Some(save) = save {
-        save.write(&source.trace.header.program, &advice)?;
-    }
+    let (advice, written) = advise(args, &source, measured, &mut json, (&export, html))?;
+    // The failure of one file must not prevent the others.
+    let saved = save.map_or(Ok(()), |save| save.write(&source.trace.header.program, &advice));
+    CliError::together([written, json.complete(), saved])?;
     Ok(code)
 }
 
@@ -193,14 +192,15 @@ fn read(file: &Path) -> Result<Input, CliError> {
     source::open(file).map_err(|error| behind(file, error))
 }
 
-/// Prints the answer, and tries the advice if requested. Returns the advice that saves time.
+/// Prints the answer, and tries the advice if requested. Returns the advice that saves time, and
+/// the errors of the exports and the page.
 fn advise(
     args: &AdviseArgs,
     source: &Source,
     measured: Measured,
     json: &mut Json,
     (export, html): (&Export, Html),
-) -> Result<Vec<Advice>, CliError> {
+) -> Result<(Vec<Advice>, Result<(), CliError>), CliError> {
     let Measured { findings, mut meter, plain } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
     let (out, style) = report::output(&args.json);
@@ -208,20 +208,21 @@ fn advise(
     let context = answer.context(source, &args.program, args.sysfs);
     print::print(&answer, &mut out, style)?;
     answer.figures(json, &context)?;
+    let mut exported = Ok(());
     if export.has_figures() {
         let mut kept = Kept::default();
         answer.figures(&mut kept, &context)?;
-        export.figures(&kept)?;
+        exported = export.figures(&kept);
     }
-    export.stacks(&answer, &source.trace)?;
+    let stacks = export.stacks(&answer, &source.trace);
     let (advice, tried) = if args.trial {
         trial::run(args, &mut meter, &answer, (&mut out, style), (json, &context))?
     } else {
         (answer.chosen(), Vec::new())
     };
     let text = String::from_utf8_lossy(&out.text);
-    html.write(|| page::page(&answer, &source.trace, &tried, &text).map(Some))?;
-    Ok(advice)
+    let page = html.write(|| page::page(&answer, &source.trace, &tried, &text).map(Some));
+    Ok((advice, CliError::together([exported, stacks, page])))
 }
 
 /// An output whose text goes to a page, too.

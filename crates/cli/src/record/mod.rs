@@ -143,10 +143,10 @@ pub fn not_found(program: &OsStr, error: io::Error) -> CliError {
 /// the option.
 pub fn setup(args: &SetupArgs, stacks: bool) -> Result<Setup, CliError> {
     let setup = Setup::find(args.lesser).map_err(|missing| {
-        let hint = if args.lesser {
-            ""
+        let hint = if !args.lesser && Setup::find(true).is_ok() {
+            "\n--lesser accepts a recording without the events that need permission"
         } else {
-            "\n--lesser accepts a recording without the events that need permission, if perf can make one"
+            ""
         };
         CliError::Failed(format!("{missing}{hint}"))
     })?;
@@ -206,8 +206,7 @@ fn write(
 fn put_portable(replacing: &Replacing, output: &Path, recorded: &Recorded) -> Result<(), CliError> {
     let bytes = compact::encode(output, &recorded.trace);
     let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
-    replacing.keep_old()?;
-    replacing.write(&bytes)
+    replacing.write_beside_old(&bytes)
 }
 
 /// Replaces the name of the file written by perf with the name given by the user in `text`.

@@ -46,7 +46,8 @@ Examples:
   faultless replay app.fltrace --plot app.svg
   faultless replay app.lackey       TLB misses of a trace of addresses")]
 pub struct ReplayArgs {
-    /// Replay this recording or trace of addresses: a file, or the name of a bundled one
+    /// Replay this recording or trace of addresses: a file, - for standard input, or the name of a
+    /// bundled one
     #[arg(value_name = "FILE|NAME")]
     pub recording: PathBuf,
     #[command(flatten)]

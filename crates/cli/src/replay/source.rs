@@ -8,8 +8,12 @@ use faultless_analysis::Observer;
 use faultless_analysis::replay::Source;
 use faultless_analysis::suggest;
 use faultless_trace::lackey::Addresses;
-use faultless_trace::{Trace, recordings};
+use faultless_trace::{Kind, Trace, recordings};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+
+/// The file of standard input.
+pub const STDIN: &str = "/dev/stdin";
 
 /// The meaning of a recording's name.
 #[derive(Clone, Debug)]
@@ -23,8 +27,11 @@ pub enum Origin {
 impl Origin {
     /// Returns the origin named `from`, or `None` if neither exists. A bundled name takes
     /// precedence over a file of the same name; a path with a directory, such as `./sort`, is
-    /// always the file.
+    /// always the file. `-` is standard input.
     pub fn find(from: &Path) -> Option<Self> {
+        if from == Path::new("-") {
+            return Some(Self::File(PathBuf::from(STDIN)));
+        }
         if let Some(shipped) = from.to_str().and_then(recordings::find) {
             return Some(Self::Shipped(shipped));
         }
@@ -76,6 +83,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
         Some(Origin::File(file)) => {
             // Reading a pipe may block, and there are no results to print yet.
             let _guard = interrupt::ends_at_once();
+            not_typed(&file)?;
             let reading = Reading::new();
             let mut watch = |share| {
                 reading.read(share);
@@ -86,6 +94,7 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
             drop(reading);
             match opened {
                 faultless_trace::Input::Recording(trace) => {
+                    some_fault(&file, &trace)?;
                     Input::of(name_of(&file, &trace), trace)
                 }
                 faultless_trace::Input::Addresses(trace) => {
@@ -108,6 +117,25 @@ pub fn open(from: &Path) -> Result<Input, CliError> {
     }
 }
 
+/// Returns an error for the recording `trace` in `file` without a fault.
+fn some_fault(file: &Path, trace: &Trace) -> Result<(), CliError> {
+    if trace.events.iter().any(|event| matches!(event.kind, Kind::Fault { .. })) {
+        return Ok(());
+    }
+    let notes: String = trace.header.notes.iter().map(|note| format!("\n- {note}")).collect();
+    let why = format!("{}: the recording has no page fault{notes}", file.display());
+    Err(CliError::Usage(why))
+}
+
+/// Returns an error for standard input that is a terminal.
+fn not_typed(file: &Path) -> Result<(), CliError> {
+    if file == Path::new(STDIN) && io::stdin().is_terminal() {
+        let why = "standard input is a terminal: give a recording by a pipe or by <FILE";
+        return Err(CliError::Usage(why.into()));
+    }
+    Ok(())
+}
+
 /// Returns a file's name without the extensions of its format.
 fn stem(file: &Path) -> String {
     let name = file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy();
@@ -119,8 +147,10 @@ pub fn read(file: &Path) -> Result<Source, CliError> {
     let trace = {
         // Reading a pipe may block.
         let _guard = interrupt::ends_at_once();
+        not_typed(file)?;
         faultless_trace::read(file).map_err(|e| CliError::Usage(e.to_string()))?
     };
+    some_fault(file, &trace)?;
     Ok(Source::new(name_of(file, &trace), trace)?)
 }
 
@@ -130,6 +160,7 @@ fn name_of(file: &Path, trace: &Trace) -> String {
         say!("faultless: {}: {loss}", file.display());
     }
     let name = stem(file);
-    // perf gives every file this name.
-    if name == "perf" { trace.header.program.clone() } else { name }
+    // perf gives every file this name, and standard input has none.
+    let unnamed = name == "perf" || file == Path::new(STDIN);
+    if unnamed { trace.header.program.clone() } else { name }
 }

@@ -23,8 +23,21 @@ pub(super) type Fields = Vec<(String, Field)>;
 /// list ends at unreadable data; the caller uses default layouts for missing tracepoints.
 pub(super) fn layouts(bytes: &[u8]) -> HashMap<String, Fields> {
     let mut layouts = HashMap::new();
-    let _ = read(Cursor { rest: bytes }, &mut layouts);
+    let _ = read(Cursor { rest: bytes }, |name, text| {
+        layouts.insert(name, fields(text));
+    });
     layouts
+}
+
+/// Returns the names of the tracepoints in the tracing-data section `bytes` by number, up to
+/// unreadable data.
+pub(super) fn names(bytes: &[u8]) -> HashMap<u64, String> {
+    let mut names = HashMap::new();
+    let _ = read(Cursor { rest: bytes }, |name, text| {
+        let number = text.lines().find_map(|line| line.strip_prefix("ID: "));
+        names.extend(number.and_then(|number| Some((number.trim().parse().ok()?, name))));
+    });
+    names
 }
 
 struct Cursor<'a> {
@@ -55,8 +68,9 @@ impl<'a> Cursor<'a> {
 }
 
 /// Walks the section: magic, version, machine, the two formats of the ring buffer's pages, ftrace's
-/// own events, then each system's events.
-fn read(mut at: Cursor<'_>, layouts: &mut HashMap<String, Fields>) -> Option<()> {
+/// own events, then each system's events. Calls `each` with the name of an event and the text of
+/// its `format` file.
+fn read(mut at: Cursor<'_>, mut each: impl FnMut(String, &str)) -> Option<()> {
     if at.take(10)? != b"\x17\x08\x44tracing" {
         return None;
     }
@@ -79,7 +93,7 @@ fn read(mut at: Cursor<'_>, layouts: &mut HashMap<String, Fields>) -> Option<()>
         for _ in 0..at.u32()? {
             let text = std::str::from_utf8(at.sized()?).ok()?;
             if let Some(name) = text.lines().find_map(|line| line.strip_prefix("name: ")) {
-                layouts.insert(format!("{system}:{}", name.trim()), fields(text));
+                each(format!("{system}:{}", name.trim()), text);
             }
         }
     }

@@ -19,6 +19,7 @@
 
 use super::architecture::Architecture;
 use super::chains::Chains;
+use super::hidden::Programs;
 use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
 use super::unwind::Unwind;
 use super::{Running, format, initial};
@@ -105,7 +106,8 @@ pub(super) struct Import<'a> {
 impl<'a> Import<'a> {
     pub fn new(file: &PerfFile, running: Option<Running<'a>>) -> Result<Self, String> {
         let text = |value: Result<Option<&str>, _>| value.ok().flatten().unwrap_or("").to_owned();
-        let architecture = Architecture::of_perf(&text(file.arch()))?;
+        let arch = text(file.arch());
+        let architecture = Architecture::of_perf(&arch)?;
         let section = file.feature_section_data(Feature::TRACING_DATA).unwrap_or_default();
         let layouts = format::layouts(section);
         let attrs = file.event_attributes();
@@ -115,6 +117,12 @@ impl<'a> Import<'a> {
             .iter()
             .map(|attr| role(attr, attrs, &layouts, &mut recorded, &mut exits))
             .collect::<Result<_, _>>()?;
+        // Without times, these records would precede all samples.
+        if !attrs.iter().any(|attr| attr.attr.flags.contains(AttrFlags::SAMPLE_ID_ALL)) {
+            return Err(format!(
+                "records of mappings and processes have no times (sample_id_all is off): {COMPLETE}"
+            ));
+        }
         if !recorded.intersects(Recorded::USER_FAULTS | Recorded::KERNEL_FAULTS) {
             return Err(format!("no page faults were recorded: {COMPLETE}"));
         }
@@ -141,7 +149,9 @@ impl<'a> Import<'a> {
             format.contains(SampleFormat::STACK_USER | SampleFormat::REGS_USER)
         });
         let version = text(file.perf_version());
+        let assumed = "the file does not name its architecture; x86-64 is assumed";
         let header = Header {
+            notes: if arch.is_empty() { vec![assumed.to_owned()] } else { Vec::new() },
             made: format!("perf record, perf {version}").trim_end_matches([',', ' ']).to_owned(),
             page_size: PAGE_SIZE as u32,
             kernel: text(file.os_release()),
@@ -299,11 +309,16 @@ impl<'a> Import<'a> {
         let source = Source { build_ids: self.build_ids, running: self.running.is_some() };
         let (stacks, named, notes) = self.chains.named(&source);
         self.header.notes.extend(notes);
+        let mut programs = Programs::of(self.events.iter(), &self.threads, &self.processes);
+        let calls = self.header.recorded.contains(Recorded::MUNMAP);
+        let whole = self.header.omitted == 0 && self.header.lost == 0;
+        self.header.notes.extend(programs.notes(&self.threads, calls, whole));
         self.failed_slots.sort_unstable();
         let mut failed = self.failed_slots.into_iter().peekable();
         let mut numbers = 0..;
         self.events.retain_mut(|event| {
             let Some(number) = numbers.next() else { return true };
+            let keeps = programs.keeps(event, &self.threads);
             if let Kind::Fault { stack, .. } = &mut event.kind {
                 *stack = named[stack.number() as usize];
             }
@@ -312,7 +327,7 @@ impl<'a> Import<'a> {
             {
                 *birth = Birth::Vfork;
             }
-            failed.next_if_eq(&number).is_none()
+            failed.next_if_eq(&number).is_none() && keeps
         });
         self.header.page_size = match self.running {
             Some(_) if self.architecture == Architecture::OWN => host_page_size() as u32,

@@ -1,12 +1,14 @@
 //! Reads the `perf.data` files of stock `perf record`.
 //!
-//! Each step has a file: `scan` walks the raw file and rejects data that could make the parser
-//! allocate without bound, so that errors can name an offset; `packed` decompresses records;
+//! Each step has a file: `pipe` converts a stream to a file; `scan` walks the raw file and rejects
+//! data that could make the parser allocate without bound, so that errors can name an offset;
+//! `packed` decompresses records;
 //! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and
 //! `unwind` unwinds copies of stacks; `roles` determines the meaning of each perf event, and
 //! `architecture` the meaning of the numbers of calls; `import` converts the sorted records to a
-//! [`Trace`], and `initial` adds the state of processes that ran before the recording. The
-//! `linux-perf-data` crate sorts and decodes the records.
+//! [`Trace`], `hidden` finds programs of which the kernel reports only a part, and `initial` adds
+//! the state of processes that ran before the recording. The `linux-perf-data` crate sorts and
+//! decodes the records.
 //!
 //! # Events used
 //!
@@ -19,14 +21,18 @@
 mod architecture;
 mod chains;
 mod format;
+mod hidden;
 mod import;
 mod initial;
 mod packed;
+mod pipe;
 mod roles;
 mod scan;
 mod unwind;
 
 pub(crate) use architecture::Architecture;
+pub(crate) use hidden::is_hidden;
+pub(crate) use pipe::is_stream;
 
 use crate::error::{Error, Place};
 use crate::event::Trace;
@@ -34,7 +40,7 @@ use crate::resident::Snapshot;
 use crate::{STOPPED, Watch};
 use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read, Seek};
+use std::io::{BufReader, BufWriter, Cursor, Read, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -47,10 +53,20 @@ const BUFFER: usize = 1 << 20;
 /// Reads the `perf.data` file `bytes`, which came from the file `path` (used in errors only).
 ///
 /// # Errors
-/// The bytes are not a `perf.data` file of x86-64 or aarch64 written to a file by `perf record`
-/// (not to a pipe), contain no page faults, or are truncated or corrupted.
+/// The bytes are not a `perf.data` file of x86-64 or aarch64 written by `perf record` to a file or
+/// a pipe, contain no page faults, or are truncated or corrupted.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
-    let bytes = scan::check(path, bytes)?;
+    if is_stream(bytes) {
+        let mut file = Cursor::new(Vec::new());
+        let stream = pipe::to_file(path, bytes, &mut file, &mut || true)?;
+        return stream.of(parse_whole(path, file.get_ref(), stream.is_cut()));
+    }
+    parse_whole(path, bytes, false)
+}
+
+/// Reads the file `bytes`, which lacks the end of the recording if `cut`.
+fn parse_whole(path: &Path, bytes: &[u8], cut: bool) -> Result<Trace, Error> {
+    let bytes = scan::check(path, bytes, cut)?;
     guarded(path, Cursor::new(&*bytes), None, &mut || true)
 }
 
@@ -64,6 +80,28 @@ pub(crate) fn parse_file(
 ) -> Result<Option<Trace>, Error> {
     let plain = scan::check_file(path, file)?;
     plain.then(|| in_parts(path, file, None, watch)).transpose()
+}
+
+/// Reads the stream of perf in `source`, which came from `path` (used in errors only), through a
+/// temporary file. Reports progress to `watch`.
+pub(crate) fn parse_stream(
+    path: &Path,
+    source: impl Read,
+    watch: Watch<'_>,
+) -> Result<Trace, Error> {
+    let file = tempfile::tempfile().map_err(|error| Error::temporary(path, &error))?;
+    let mut sink = BufWriter::with_capacity(BUFFER, &file);
+    let source = BufReader::with_capacity(BUFFER, source);
+    let stream = pipe::to_file(path, source, &mut sink, &mut || watch(0.0))?;
+    sink.flush().map_err(|error| Error::temporary(path, &error))?;
+    let read = parse_file(path, &file, watch).and_then(|trace| match trace {
+        Some(trace) => Ok(trace),
+        None => {
+            (&file).rewind().map_err(|error| Error::io(path, &error))?;
+            parse_whole(path, &crate::error::load_from(path, &file)?, stream.is_cut())
+        }
+    });
+    stream.of(read)
 }
 
 /// Reads the recording in `path` of processes that were `running` before. Reports progress to

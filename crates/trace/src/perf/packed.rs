@@ -6,7 +6,7 @@
 //! parser sorts in rounds, and the ends of rounds would be at wrong places, so they are removed.
 
 use super::scan::{BUILD_ID, Packed, RECORD_COMPRESSED, RECORD_COMPRESSED2, refused};
-use crate::zstd;
+use crate::zstd::{self, Damage};
 use std::io::{self, Read};
 
 const RECORD_FINISHED_ROUND: u32 = 68;
@@ -16,39 +16,69 @@ const MAX_UNPACKED: u64 = 1 << 30;
 const LAST_BLOCK: &[u8] = &[1, 0, 0];
 
 /// Returns `records`, at `offset` in the file, with the `packed` records replaced by their
-/// contents. The error contains the place in the file and the reason.
+/// contents. If the recording is `cut`, the last frame may end within a block, which is omitted.
+/// The error contains the place in the file and the reason.
 pub(super) fn replaced(
     records: &[u8],
     offset: u64,
-    packed: Vec<Packed<'_>>,
+    packed: &[Packed<'_>],
+    cut: bool,
 ) -> Result<Vec<u8>, (u64, String)> {
     let Some(first) = packed.first().map(|record| record.at) else { return Ok(records.to_vec()) };
     let mut plain = Vec::new();
     let mut done = 0;
-    for record in &packed {
+    for record in packed {
         let start = (record.at - offset) as usize;
         append(&mut plain, &records[done..start]).map_err(|why| (first, why))?;
         done = start + record.size as usize;
     }
     append(&mut plain, &records[done..]).map_err(|why| (first, why))?;
-    let unpacked = unpacked(packed)?;
+    let unpacked = unpacked(packed, cut)?;
     append(&mut plain, &unpacked).map_err(|why| (first, why))?;
     Ok(plain)
 }
 
-/// Returns the contents of the frames in `packed`.
-fn unpacked(packed: Vec<Packed<'_>>) -> Result<Vec<u8>, (u64, String)> {
-    let mut source =
-        Source { at: packed[0].at, packed: packed.into_iter(), left: &[], end: LAST_BLOCK };
+/// Returns the contents of the frames in `packed`. See [`replaced`] for `cut`.
+fn unpacked(packed: &[Packed<'_>], cut: bool) -> Result<Vec<u8>, (u64, String)> {
     let mut out = Vec::new();
-    while source.more() {
-        let most = MAX_UNPACKED - out.len() as u64;
-        zstd::unpack(&mut source, most, &mut out).map_err(|damage| (source.at, damage.reason))?;
-        if out.len() as u64 > MAX_UNPACKED {
-            return Err((source.at, "the compressed records hold more than 1 GiB".into()));
+    // The end of a frame must not complete a block that is cut.
+    let (mut left, mut end) = (u64::MAX, if cut { &[] } else { LAST_BLOCK });
+    loop {
+        out.clear();
+        match unpack(packed, left, end, &mut out) {
+            Ok(()) => return Ok(out),
+            Err((whole, damage)) if end.is_empty() && damage.ended => {
+                (left, end) = (whole, LAST_BLOCK);
+            }
+            Err((_, damage)) => return Err((damage.begins, damage.reason)),
         }
     }
-    Ok(out)
+}
+
+/// Appends the contents of the frames in the first `left` bytes of `packed`, followed by `end`, to
+/// `out`. The error has the number of bytes before the block with the error, and the place of the
+/// record in the file.
+fn unpack(
+    packed: &[Packed<'_>],
+    left: u64,
+    end: &'static [u8],
+    out: &mut Vec<u8>,
+) -> Result<(), (u64, Damage)> {
+    let (at, part) = (packed[0].at, &[][..]);
+    let mut source = Source { at, packed: packed.iter(), part, left, read: 0, end };
+    while source.more() {
+        let begins = source.read;
+        let most = MAX_UNPACKED - out.len() as u64;
+        let placed = |at, whole, damage| Err((whole, Damage { begins: at, ..damage }));
+        if let Err(damage) = zstd::unpack(&mut source, most, out) {
+            return placed(source.at, begins + damage.begins, damage);
+        }
+        if out.len() as u64 > MAX_UNPACKED {
+            let reason = "the compressed records hold more than 1 GiB".to_owned();
+            return placed(source.at, 0, Damage { begins: 0, ended: false, reason });
+        }
+    }
+    Ok(())
 }
 
 /// Appends the complete records at the start of `bytes`, except ends of rounds.
@@ -78,28 +108,38 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
 
 /// The contents of compressed records, one after the other, and the end of the last frame.
 struct Source<'a> {
-    packed: std::vec::IntoIter<Packed<'a>>,
+    packed: std::slice::Iter<'a, Packed<'a>>,
     /// The rest of the current record.
-    left: &'a [u8],
+    part: &'a [u8],
     /// The place of the current record in the file.
     at: u64,
+    /// The bytes of the records that may still be read, and those that have been read.
+    left: u64,
+    read: u64,
     end: &'static [u8],
 }
 
 impl Source<'_> {
     /// Returns whether any compressed bytes remain.
     fn more(&mut self) -> bool {
-        while self.left.is_empty() {
+        while self.part.is_empty() && self.left > 0 {
             let Some(next) = self.packed.next() else { return false };
-            (self.left, self.at) = (next.bytes, next.at);
+            let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(next.bytes.len());
+            (self.part, self.at) = (&next.bytes[..len], next.at);
+            self.left -= len as u64;
         }
-        true
+        !self.part.is_empty()
     }
 }
 
 impl Read for Source<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.more() { self.left.read(buffer) } else { self.end.read(buffer) }
+        if !self.more() {
+            return self.end.read(buffer);
+        }
+        let read = self.part.read(buffer)?;
+        self.read += read as u64;
+        Ok(read)
     }
 }
 
@@ -128,7 +168,7 @@ mod tests {
     /// Reads a file that consists of these records, each of one byte for simplicity.
     fn read(stream: &[u8], len: usize) -> Result<Vec<u8>, (u64, String)> {
         let packed = pieces(stream, len);
-        replaced(&vec![0; packed.len()], 100, packed)
+        replaced(&vec![0; packed.len()], 100, &packed, false)
     }
 
     #[test]
@@ -138,6 +178,24 @@ mod tests {
         let want = [record(9, 1), record(9, 3)].concat();
         for len in 1..=stream.len() {
             assert_eq!(read(&stream, len), Ok(want.clone()), "{len}");
+        }
+    }
+
+    /// A block that is not complete is omitted, if the recording is cut.
+    #[test]
+    fn cut_frame_has_its_whole_blocks() {
+        let [first, second] = [record(9, 1), record(9, 3)];
+        let stream = frame(&[&first, &second]);
+        let ends = [6, 6 + 3 + first.len(), stream.len()];
+        for len in 7..=stream.len() {
+            let packed = pieces(&stream[..len], 4);
+            let read = |cut| replaced(&vec![0; packed.len()], 100, &packed, cut);
+            let want: Vec<_> = [&first, &second].into_iter().zip(&ends[1..]).collect();
+            let whole = want.iter().filter(|(_, end)| **end <= len);
+            let whole: Vec<_> = whole.flat_map(|(record, _)| record.to_vec()).collect();
+            assert_eq!(read(true), Ok(whole), "{len}");
+            let ends_here = ends[1..].contains(&len);
+            assert_eq!(read(false).is_ok(), ends_here, "{len}");
         }
     }
 

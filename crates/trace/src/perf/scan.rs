@@ -15,9 +15,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-const HEADER: u64 = 104;
+/// The size of the header of a file, in bytes.
+pub(super) const HEADER: u64 = 104;
 /// The feature section that describes the events.
-const EVENT_DESC: u32 = 12;
+pub(super) const EVENT_DESC: u32 = 12;
 /// Features from this number on belong to simpleperf.
 const FIRST_FOREIGN: u32 = 128;
 const NO_NAMES: &str =
@@ -38,8 +39,8 @@ const MAX_ATTR: u64 = 4096;
 const WINDOW: usize = 256 << 10;
 
 /// Rejects a file whose sizes and counts do not fit its bytes. Otherwise returns the file without
-/// compressed records.
-pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
+/// compressed records. If the recording is `cut`, the compressed contents may end early.
+pub(super) fn check<'a>(path: &Path, bytes: &'a [u8], cut: bool) -> Result<Cow<'a, [u8]>, Error> {
     let Checked { data, table, packed } = Scan { path, bytes: &bytes }.file()?;
     if packed.is_empty() {
         return Ok(bytes.into());
@@ -50,7 +51,7 @@ pub(super) fn check<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, E
         Packed { at, size, bytes }
     });
     let records = slice(data.offset, data.size);
-    let plain = packed::replaced(records, data.offset, packed.collect())
+    let plain = packed::replaced(records, data.offset, &packed.collect::<Vec<_>>(), cut)
         .map_err(|(at, reason)| Error::at(path, at, reason))?;
     // The records are placed after the unchanged file, followed by the table of sections, which is
     // always located directly after the records. All other offsets stay valid.
@@ -205,19 +206,10 @@ impl<B: Bytes> Scan<'_, B> {
         }
         match self.u64(8)? {
             HEADER => {}
-            16 => {
-                return self.wrong(
-                    8,
-                    "written by perf to a pipe; record to a file (perf record -o perf.data)",
-                );
-            }
             other => return self.wrong(8, format!("a header of {other} bytes; want {HEADER}")),
         }
-        let attr_size = self.u64(16)?;
         // The location of its identifiers, 16 bytes, follows each attribute.
-        if !(MIN_ATTR..=MAX_ATTR).contains(&attr_size) {
-            return self.wrong(16, format!("event attributes of {attr_size} bytes"));
-        }
+        attr_size(self.u64(16)?).or_else(|why| self.wrong(16, why))?;
         let attrs = self.section(24)?;
         let data = self.section(40)?;
         // perf before Linux 3.11 writes a table of event names here. EVENT_DESC has the names, too.
@@ -281,9 +273,7 @@ impl<B: Bytes> Scan<'_, B> {
         let count = self.u32(take(4)?)?;
         let size_at = take(4)?;
         let attr_size = u64::from(self.u32(size_at)?);
-        if !(MIN_ATTR..=MAX_ATTR).contains(&attr_size) {
-            return self.wrong(size_at, format!("event attributes of {attr_size} bytes"));
-        }
+        super::scan::attr_size(attr_size).or_else(|why| self.wrong(size_at, why))?;
         if u64::from(count) > section.size / attr_size {
             return self.wrong(section.offset, format!("{count} events do not fit their section"));
         }
@@ -340,6 +330,17 @@ impl<B: Bytes> Scan<'_, B> {
             at += size;
         }
         Ok(packed)
+    }
+}
+
+/// Returns an error for an attribute of `size` bytes that no perf writes.
+pub(super) fn attr_size(size: u64) -> Result<(), String> {
+    match size {
+        MIN_ATTR..=MAX_ATTR => Ok(()),
+        _ => Err(format!(
+            "event attributes of {size} bytes; perf writes {MIN_ATTR} or more: the file is \
+             damaged; copy or record it again"
+        )),
     }
 }
 

@@ -13,7 +13,7 @@ use super::rate::{MOST_OMITTED, next_period};
 use super::signals::{self, Signals};
 use super::{HUGE_ON, Limits, RecordError, Recorded, Setup, not_read, until_signal};
 use crate::event::{Kind, MAX_RESIDENT, Trace};
-use crate::perf::Running;
+use crate::perf::{Running, is_hidden};
 use crate::resident::{Snapshot, now_ns};
 use procfs::process::{Process, all_processes};
 use std::collections::{HashMap, HashSet};
@@ -167,6 +167,7 @@ impl Setup {
         header.made.truncate(header.made.floor_char_boundary(4096));
         let huge = HugePages::find().live_note();
         header.thp = if huge.is_some() { HUGE_ON } else { "on by request" }.to_owned();
+        let parts: Vec<_> = header.notes.iter().filter(|note| is_hidden(note)).cloned().collect();
         let mut notes = notes(&snapshots, unread);
         notes.extend(huge);
         notes.extend(rate.map(|rate| {
@@ -186,6 +187,7 @@ impl Setup {
             ));
         }
         trace.header.notes.extend(notes.clone());
+        notes.extend(parts);
         notes.extend(trace.header.loss());
         let recorded = Recorded { trace, status, left: Vec::new(), notes };
         Ok(Live { recorded, seconds, recorder: children_time() - before, usage })
