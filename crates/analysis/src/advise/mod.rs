@@ -31,6 +31,7 @@ pub mod once;
 pub mod others;
 pub mod preload;
 pub mod program;
+pub mod report;
 mod runtime;
 pub mod sampled;
 pub mod sites;
