@@ -10,8 +10,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-/// Runs a program of `main` with `--report` and `--json`, with each C library. Calls `check` with the
-/// end of the program and the JSON lines.
+/// Runs a program of `main` with `--report` and `--json`, with each C library. Calls `check` with
+/// the end of the program and the JSON lines.
 #[track_caller]
 fn reported(advice: &str, main: &str, check: impl Fn(&Ran, &[Value])) {
     let place = Place::new();

@@ -3,9 +3,9 @@
 //! The library writes a report, and `faultless run` reads it. Both contain this file.
 //!
 //! A report is a file of [`RECORDS`] records of [`WORDS`] words of 64 bits. Record 0 is the head:
-//! the word 0 is [`MARK`], and the word [`CLAIMED`] the number of the last claimed record. Each other
-//! record belongs to one program in one process: its identifier, its name in two words, a word for
-//! each [`Count`], and a word for each [`Reason`].
+//! the word 0 is [`MARK`], and the word [`CLAIMED`] the number of claimed records. Each further
+//! record belongs to one program in one process: the identifier of the process, its name in two
+//! words, a word for each [`Count`], and a word for each [`Reason`].
 
 /// The number of words of a record.
 pub const WORDS: usize = 32;

@@ -2,13 +2,12 @@
 //!
 //! The variable `FAULTLESS_REPORT` has one of two values:
 //!
-//! - The path of a file with the [`layout`] of a report. Each process counts its
-//!   operations in a record of the file, by a shared mapping: the counts exist also after the end of
-//!   the process by a signal. The library closes the file at once, so the program gets no
-//!   descriptor.
-//! - The identifier of a process. If the process has this identifier, refused operations are written
-//!   to standard error before `main`. `faultless run` sets its own identifier, which the program
-//!   keeps. A program that the process executes later is reported, too; children are not.
+//! - The path of a file with the [layout](crate::layout) of a report. Each process counts its
+//!   operations in a record of the file, by a shared mapping: a process that is killed keeps its
+//!   counts. The library closes the file at once, so the program gets no descriptor.
+//! - The identifier of a process. A process with this identifier writes refused operations to
+//!   standard error before `main`. `faultless run` sets its own identifier, which the program
+//!   keeps. Programs that this process executes later write them, too, and children do not.
 //!
 //! A forked child claims a record of its own at its first count: the number of the record is in
 //! memory that the kernel clears in the child (`MADV_WIPEONFORK`). A child that shares the memory
