@@ -151,6 +151,10 @@ pub enum Command {
     /// The command becomes the program (exec), so its process, signals, terminal and exit status
     /// are the program's. The exit status is 2 if the program does not exist or cannot be executed.
     ///
+    /// If the library cannot do an operation, such as huge pages for text, a warning with the
+    /// reason and the remedy is printed before the program starts. With --report the command is the
+    /// parent of the program, and prints the operations of each process at the end.
+    ///
     /// Settings of the whole system are never changed: their commands are printed on standard
     /// error. An advice that needs the library is refused for static, setuid and foreign programs,
     /// and a warning is printed for other advice without an effect. The library is kept in

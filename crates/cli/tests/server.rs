@@ -4,6 +4,7 @@
 mod common;
 
 use common::Ran;
+use faultless_analysis::advise::report::{Count, Report};
 use faultless_trace::event::{
     Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
 };
@@ -194,6 +195,84 @@ fn run_and_advise_start_programs_on_aarch64() {
     assert_eq!(ARM.run(&["run", "--apply", "gogc", "--", "sh", "-c", "exit 9"]).code, Some(9));
     let out = place.run(ARM.command(&["advise", "--lesser", "--", "true"])).succeeds();
     assert!(out.contains("a run without the recorder"), "{out}");
+}
+
+/// A program that uses blocks of memory in four threads, and looks up a function behind its own.
+const BLOCKS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int puts(const char *text) { return text != 0; }
+static void *work(void *number) {
+    for (long i = 0; i < 20; i++) {
+        char *block = malloc((5 << 20) + i * 4096);
+        memset(block, i, 5 << 20);
+        block = realloc(block, 9 << 20);
+        if (block[100] != i) exit(3);
+        free(block);
+    }
+    return number;
+}
+int main(void) {
+    pthread_t threads[4];
+    int status;
+    for (int i = 0; i < 4; i++) if (pthread_create(threads + i, 0, work, 0)) return 2;
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
+    if (!next || next == puts) return 4;
+    pid_t child = fork();
+    char *block = mmap(0, 64 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (long at = 0; at < 64 << 20; at += 4096) block[at] = 1;
+    munmap(block, 64 << 20);
+    if (!child) _exit(5);
+    return waitpid(child, &status, 0) == child && status == 5 << 8 ? 5 : 6;
+}
+"#;
+
+/// QEMU does not populate memory, but the calls of the library and their order are the same as on
+/// an aarch64 host.
+#[test]
+fn preloaded_library_serves_programs_of_aarch64() {
+    let place = Place::new();
+    let (source, program) = (place.file("blocks.c"), place.file("blocks"));
+    fs::write(&source, BLOCKS).expect("written");
+    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
+    compiler.args(["-O1", "-pthread", "-o", &program, &source, "-ldl"]);
+    match compiler.status() {
+        Err(_) => {
+            eprintln!("aarch64-linux-gnu-gcc is not installed: not tested");
+            return;
+        }
+        Ok(status) => assert!(status.success()),
+    }
+    let library = place.file("preload.so");
+    let advice = "populate=1M,prefault-ahead,huge-text";
+    let printed =
+        ARM.run(&["run", "--apply", advice, "--library", &library, "--print", "env"]).succeeds();
+    assert_eq!(fs::read(&library).expect("written")[18], ARM.machine);
+    let error = ARM.run(&["run", "--apply", "populate", "--library", &library, "--", "/bin/true"]);
+    assert!(error.fails(2).contains("made for another machine"));
+    let report = Report::new().expect("a directory");
+    let (name, value) = report.variable();
+    let variables = printed.lines().filter_map(|line| line.strip_prefix("export "));
+    let mut run = Command::new("qemu-aarch64");
+    run.args(["-L", "/usr/aarch64-linux-gnu"]);
+    for variable in variables.filter(|variable| !variable.starts_with("LD_PRELOAD")) {
+        run.args(["-E", &variable.replace(['"', '\''], "")]);
+    }
+    run.args(["-E", &format!("{name}={}", value.display())]);
+    let ran = Ran::of(run.args(["-E", &format!("LD_PRELOAD={library}"), &program]));
+    assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{}", ran.out);
+    let processes = report.read().expect("a report").processes;
+    // QEMU ignores `MADV_WIPEONFORK`, so the child can use the record of its parent.
+    let sum = |count| processes.iter().map(|process| process.count(count)).sum::<u64>();
+    assert!(sum(Count::PopulatedBlocks) >= 2, "{processes:?}");
+    assert_eq!(sum(Count::WatchedBlocks), 2, "a block of 64 MiB in each process: {processes:?}");
 }
 
 /// Writes a recording of a host with pages of `size` bytes, with 300 faults.

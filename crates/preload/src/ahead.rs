@@ -26,7 +26,8 @@
 //! (`MADV_WIPEONFORK`). A child that shares the memory (`vfork`) uses the parent's table.
 
 use crate::environment::{OFF, Size};
-use crate::{helper, page, syscall, thread};
+use crate::layout::{Count, Reason};
+use crate::{helper, page, report, syscall, thread};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -157,14 +158,17 @@ pub fn watch(block: usize, bytes: usize) {
         table.watched.fetch_add(1, Ordering::Relaxed);
         slot.state.store(WATCHED, Ordering::Release);
         table.news.fetch_add(1, Ordering::Release);
+        report::add(Count::WatchedBlocks, 1);
         if table.helper.swap(1, Ordering::AcqRel) == 1 {
             syscall::wake(&table.news);
         } else if !thread::create(helper::run) {
             // Without a thread the operation ends for good.
             TABLE.store(ptr::null_mut(), Ordering::Release);
+            report::refuse(Reason::Thread, 0);
         }
         return;
     }
+    report::add(Count::UnwatchedBlocks, 1);
 }
 
 /// Ends the watch of a block that the allocator frees or moves.

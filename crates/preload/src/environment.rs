@@ -41,7 +41,8 @@ impl Size {
         // The loader allocates memory before the C library has set the environment.
         let Some(environment) = symbols::environment() else { return OFF };
         // SAFETY: the C library's list, and the hook returns to the program later.
-        let bytes = unsafe { find(environment, self.name) }.and_then(number);
+        let bytes = unsafe { find(environment, self.name) };
+        let bytes = bytes.and_then(|value| number(value.to_bytes()));
         let bytes = bytes.map_or(OFF, |bytes| bytes.max(self.least));
         self.value.store(bytes, Ordering::Relaxed);
         bytes
@@ -56,13 +57,13 @@ impl Size {
 pub unsafe fn find(
     mut environment: *const *const c_char,
     start: &'static [u8],
-) -> Option<&'static [u8]> {
+) -> Option<&'static CStr> {
     // SAFETY: by the contract, a null pointer ends the list. Each text ends with a zero byte.
     unsafe {
         while !(*environment).is_null() {
-            let text = CStr::from_ptr(*environment).to_bytes();
-            if let Some(value) = text.strip_prefix(start) {
-                return Some(value);
+            let text = CStr::from_ptr(*environment);
+            if text.to_bytes().starts_with(start) {
+                return Some(CStr::from_ptr(text.as_ptr().add(start.len())));
             }
             environment = environment.add(1);
         }
@@ -71,7 +72,7 @@ pub unsafe fn find(
 }
 
 /// Returns the decimal number, unless it is 0, too large, or not a number.
-fn number(text: &[u8]) -> Option<usize> {
+pub fn number(text: &[u8]) -> Option<usize> {
     let mut value = 0_usize;
     for byte in text {
         let digit = byte.wrapping_sub(b'0');

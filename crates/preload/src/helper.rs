@@ -4,8 +4,9 @@
 //! threads: a process exists until its last thread ends.
 
 use crate::ahead::{self, BUSY, Slot, Table, WATCHED};
+use crate::layout::{Count, Reason};
 use crate::populate::MADV_POPULATE_WRITE;
-use crate::{page, syscall};
+use crate::{page, report, syscall};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -137,7 +138,10 @@ fn populate(from: usize, to: usize, begin: usize, page: usize) -> usize {
         let end = marker.min(to / page * page + page);
         // SAFETY: the caller holds the block, so its pages are mapped. Populating changes no byte
         // of a page.
-        let _ = unsafe { syscall::madvise(at, end - at, MADV_POPULATE_WRITE) };
+        match unsafe { syscall::madvise(at, end - at, MADV_POPULATE_WRITE) } {
+            Ok(()) => report::add(Count::PrefaultedBytes, end - at),
+            Err(code) => report::refuse(Reason::Ahead, code),
+        }
         at = if end == marker { marker + page } else { end };
     }
     at

@@ -10,25 +10,29 @@
 //! |---|---|---|
 //! | `FAULTLESS_POPULATE=BYTES` | populates new blocks of this size and more | [`populate`] |
 //! | `FAULTLESS_PREFAULT_AHEAD=BYTES` | populates large blocks ahead of a program that touches pages in order | [`ahead`] |
-//! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start | [`text`] |
+//! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start, and when libraries are opened | [`text`] |
 //!
-//! The hooks of the program's calls are in [`allocator`] and [`mapping`]. A hook calls the original
-//! function first, and the operation follows. A failed operation is not reported, and the
-//! program continues without the operation.
+//! The hooks of the program's calls are in [`allocator`] and [`mapping`], and [`dlsym`] detects new
+//! libraries. A hook of an allocation calls the original function first, and the operation follows.
+//! The program continues without a failed operation; [`report`] counts operations and failures.
 
 #![no_std]
 
 pub mod ahead;
 pub mod allocator;
 pub mod blocks;
+pub mod dlsym;
 pub mod environment;
 pub mod errno;
 pub mod helper;
+pub mod layout;
+pub mod loaded;
 pub mod mapping;
 pub mod maps;
 pub mod next;
 pub mod page;
 pub mod populate;
+pub mod report;
 pub mod start;
 pub mod symbols;
 pub mod syscall;

@@ -19,11 +19,15 @@ pub struct Mapping {
 /// The beginning of a line that contains all fields but the name.
 const FIELDS: usize = 128;
 
-/// Calls `visit` for each mapping. Makes no call if the file cannot be read.
-pub fn visit(mut visit: impl FnMut(Mapping)) {
-    let Ok(file) = syscall::open(c"/proc/self/maps") else { return };
+/// Calls `visit` for each mapping.
+///
+/// # Errors
+/// The error code of the kernel; the file cannot be opened.
+pub fn visit(mut visit: impl FnMut(Mapping)) -> Result<(), c_int> {
+    let file = syscall::open(c"/proc/self/maps")?;
     read(file, &mut visit);
     syscall::close(file);
+    Ok(())
 }
 
 fn read(file: c_int, visit: &mut impl FnMut(Mapping)) {

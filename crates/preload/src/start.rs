@@ -1,7 +1,7 @@
 //! The start of the library, before the program's `main`.
 
-use crate::{ahead, allocator, environment, mapping, symbols, text};
-use core::ffi::{c_char, c_int};
+use crate::{ahead, allocator, dlsym, environment, mapping, populate, report, symbols, text};
+use core::ffi::{CStr, c_char, c_int};
 
 /// The loader calls this function after it has loaded the program and the program's libraries.
 #[used]
@@ -13,12 +13,19 @@ static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     allocator::find_next();
     mapping::find_next();
-    ahead::start();
+    dlsym::find_next();
     let environment = symbols::environment().unwrap_or(environment);
     // SAFETY: the list of the C library, or of the loader, before the program starts.
-    match unsafe { environment::find(environment, b"FAULTLESS_HUGE_TEXT=") } {
-        Some(b"collapse") => text::move_to_huge_pages(text::Way::Collapse),
-        Some(b"copy") => text::move_to_huge_pages(text::Way::Copy),
+    let variable = |name| unsafe { environment::find(environment, name) };
+    let warns = variable(b"FAULTLESS_REPORT=").is_some_and(report::start);
+    ahead::start();
+    match variable(b"FAULTLESS_HUGE_TEXT=").map(CStr::to_bytes) {
+        Some(b"collapse") => text::start(text::Way::Collapse),
+        Some(b"copy") => text::start(text::Way::Copy),
         _ => {}
+    }
+    if warns {
+        populate::probe();
+        report::warn();
     }
 }

@@ -92,6 +92,11 @@ pub struct Object {
     pub headers: *const ProgramHeader,
     /// The number of program headers.
     pub count: u16,
+    /// The number of objects that were loaded since the start. Older C libraries lack this field
+    /// and the next.
+    pub opened: u64,
+    /// The number of objects that were unloaded.
+    pub closed: u64,
 }
 
 /// A program header of an ELF file of 64 bits.

@@ -8,7 +8,9 @@ use core::sync::atomic::AtomicU32;
 #[cfg(target_arch = "x86_64")]
 mod number {
     pub const READ: usize = 0;
+    pub const WRITE: usize = 1;
     pub const CLOSE: usize = 3;
+    pub const LSEEK: usize = 8;
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
@@ -27,7 +29,9 @@ mod number {
 mod number {
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
+    pub const LSEEK: usize = 62;
     pub const READ: usize = 63;
+    pub const WRITE: usize = 64;
     pub const PREAD: usize = 67;
     pub const PRCTL: usize = 167;
     pub const MUNMAP: usize = 215;
@@ -186,17 +190,56 @@ pub fn name_memory(start: usize, len: usize, name: &CStr) {
     unsafe { call(number::PRCTL, [PR_SET_VMA, 0, start, len, name.as_ptr() as usize, 0]) };
 }
 
+/// Returns the name of the calling thread in two words, which zeros end.
+pub fn process_name() -> [u64; 2] {
+    const PR_GET_NAME: usize = 16;
+    let mut name = [0; 2];
+    // SAFETY: the kernel writes 16 bytes.
+    unsafe { call(number::PRCTL, [PR_GET_NAME, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    name
+}
+
 /// Opens a file for reading.
 ///
 /// # Errors
 /// The error code of the kernel.
 pub fn open(path: &CStr) -> Result<c_int, c_int> {
+    open_with(path, 0)
+}
+
+/// Opens a file for reading and writing.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn open_writable(path: &CStr) -> Result<c_int, c_int> {
+    const O_RDWR: usize = 2;
+    open_with(path, O_RDWR)
+}
+
+fn open_with(path: &CStr, flags: usize) -> Result<c_int, c_int> {
     const AT_FDCWD: usize = -100_isize as usize;
     const O_CLOEXEC: usize = 0o2_000_000;
+    let arguments = [AT_FDCWD, path.as_ptr() as usize, flags | O_CLOEXEC, 0, 0, 0];
     // SAFETY: the kernel reads the path.
-    let file =
-        unsafe { call(number::OPENAT, [AT_FDCWD, path.as_ptr() as usize, O_CLOEXEC, 0, 0, 0]) };
-    checked(file).map(|file| file as c_int)
+    checked(unsafe { call(number::OPENAT, arguments) }).map(|file| file as c_int)
+}
+
+/// Returns the size of a file in bytes.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn size(file: c_int) -> Result<usize, c_int> {
+    const SEEK_END: usize = 2;
+    // SAFETY: the call touches no memory.
+    checked(unsafe { call(number::LSEEK, [file as usize, 0, SEEK_END, 0, 0, 0]) })
+}
+
+/// Writes bytes to a file in one call. A failed write has no effect.
+pub fn write(file: c_int, bytes: &[u8]) {
+    // SAFETY: the kernel reads the bytes.
+    unsafe {
+        call(number::WRITE, [file as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]);
+    }
 }
 
 /// Reads the next bytes of a file. Returns their number: 0 at the end.

@@ -1,8 +1,8 @@
-//! Moves the text of the program and of its libraries to huge pages, before `main`.
+//! Moves the text of the program and of its libraries to huge pages: before `main`, and for
+//! libraries that the program opens later, at the program's next [`dlsym`](crate::dlsym).
 //!
 //! A segment is eligible if it contains at least one aligned range of 2 MiB, belongs to a file, and
-//! is readable, executable and not writable. Libraries that the program opens later are not moved.
-//! Two ways exist:
+//! is readable, executable and not writable. Two ways exist:
 //!
 //! - [`Way::Collapse`]: `MADV_COLLAPSE` (Linux 6.1) replaces pages of the file by huge pages of the
 //!   file. This way requires a file system with huge pages (tmpfs), or a kernel with
@@ -20,22 +20,33 @@
 //! symbols.
 //!
 //! Segments with private pages are not copied. Breakpoints of a debugger, uprobes and relocations
-//! have changed such pages, and a copied uprobe would end the program by `SIGTRAP`.
+//! have changed such pages, and a copied uprobe would end the program by `SIGTRAP`. The pages are
+//! checked before and after the copy.
+//!
+//! # Libraries opened later
+//!
+//! Other threads run at this time. The text is moved within a call of `dl_iterate_phdr`: glibc
+//! holds the lock that `dlclose` takes before it unmaps a library, and musl never unmaps libraries.
+//! An object in this list is mapped completely, and only relocations of text change its text later:
+//! objects with such relocations are not copied. Libraries in other namespaces (`dlmopen`) stay in
+//! place, and so do libraries without a later call of `dlsym`.
 //!
 //! The copy requires that the last step cannot fail after the kernel has unmapped the target, which
 //! means strict accounting of memory (`vm.overcommit_memory=2`) must be off.
 //!
 //! This library's own text is smaller than a huge page, so the code below is never moved.
 
+use crate::layout::{Count, Reason};
+use crate::loaded::{Examined, HUGE, examine, forget_examined, large_text, relocates_text};
 use crate::maps::{self, Mapping};
-use crate::syscall;
+use crate::symbols::{self, Object};
+use crate::{page, report, syscall};
 use core::ffi::c_int;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// The size of a huge page.
-const HUGE: usize = 2 << 20;
-/// The maximum number of segments. A program with more has the first segments moved.
-const MOST: usize = 64;
+/// The maximum number of mappings of a segment.
+const MOST: usize = 8;
 const MADV_HUGEPAGE: c_int = 14;
 const MADV_POPULATE_READ: c_int = 22;
 const MADV_COLLAPSE: c_int = 25;
@@ -49,28 +60,107 @@ const MEMORY: c_int = 2 | 0x20 | 0x4000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Huge pages of the file alone.
-    Collapse,
+    Collapse = 1,
     /// A copy in anonymous memory if the file cannot have huge pages.
-    Copy,
+    Copy = 2,
 }
 
-/// Moves all eligible segments to huge pages.
-pub fn move_to_huge_pages(way: Way) {
-    let (mut segments, mut count) = ([(0, 0); MOST], 0);
-    maps::visit(|mapping| {
-        if let Some(range) = eligible(mapping)
-            && let Some(place) = segments.get_mut(count)
+/// The way, or 0 if the operation is off.
+static WAY: AtomicU32 = AtomicU32::new(0);
+/// The number of libraries that were opened and closed up to the last visit.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+/// The number of closed libraries.
+static CLOSED: AtomicU64 = AtomicU64::new(0);
+/// A thread visits the libraries.
+static VISITING: AtomicBool = AtomicBool::new(false);
+
+/// Moves all eligible segments to huge pages, and then those of libraries that are opened later.
+pub fn start(way: Way) {
+    WAY.store(way as u32, Ordering::Relaxed);
+    visit(Visit { way, later: false, first: true });
+}
+
+/// Moves the eligible segments of libraries that were opened since the last call.
+#[inline]
+pub fn move_opened() {
+    let way = match WAY.load(Ordering::Relaxed) {
+        0 => return,
+        1 => Way::Collapse,
+        _ => Way::Copy,
+    };
+    visit(Visit { way, later: true, first: true });
+}
+
+/// A visit of the loaded objects.
+struct Visit {
+    way: Way,
+    /// The program has started.
+    later: bool,
+    /// No object has been visited.
+    first: bool,
+}
+
+/// Visits all objects, unless a thread visits them at this time: a signal handler can interrupt a
+/// visit, and call `dlsym`.
+fn visit(mut visit: Visit) {
+    if !VISITING.swap(true, Ordering::Acquire) {
+        symbols::visit_objects(visit_object, &mut visit);
+        VISITING.store(false, Ordering::Release);
+    }
+}
+
+/// Returns 1 to end the visit.
+unsafe extern "C" fn visit_object(object: &Object, size: usize, visit: &mut Visit) -> c_int {
+    if visit.first {
+        visit.first = false;
+        if size < size_of::<Object>() {
+            return visit.later.into();
+        }
+        let changes = object.opened.wrapping_add(object.closed);
+        if CHANGES.swap(changes, Ordering::Relaxed) == changes && visit.later {
+            return 1;
+        }
+        if CLOSED.swap(object.closed, Ordering::Relaxed) != object.closed {
+            forget_examined();
+        }
+    }
+    for (start, end) in large_text(object) {
+        match examine(start) {
+            Examined::New => move_segment(start, end, object, visit),
+            Examined::Before => {}
+            Examined::Full => report::refuse(Reason::Segments, 0),
+        }
+    }
+    0
+}
+
+/// Moves the eligible mappings of a segment.
+fn move_segment(start: usize, end: usize, object: &Object, visit: &Visit) {
+    let (start, end) = (start / page::size() * page::size(), end.next_multiple_of(page::size()));
+    let (mut ranges, mut count) = ([(0, 0); MOST], 0);
+    let visited = maps::visit(|mapping| {
+        if start <= mapping.start
+            && mapping.end <= end
+            && let Some(range) = eligible(mapping)
+            && let Some(place) = ranges.get_mut(count)
         {
             *place = range;
             count += 1;
         }
     });
-    let copies = way == Way::Copy && cfg!(target_arch = "x86_64") && !accounts_strictly();
-    for (start, end) in segments.into_iter().take(count) {
-        // SAFETY: the advice discards no memory.
-        let collapsed = unsafe { syscall::madvise(start, end - start, MADV_COLLAPSE) };
-        if collapsed.is_err() && copies && is_of_file_alone(start, end) {
-            copy(start, end - start);
+    if let Err(code) = visited {
+        report::refuse(Reason::Mappings, code);
+    }
+    for (start, end) in ranges.into_iter().take(count) {
+        match move_range(start, end - start, object, visit.way) {
+            Ok([segments, bytes]) => {
+                report::add(segments, 1);
+                report::add(bytes, end - start);
+                if visit.later {
+                    report::add(Count::LaterSegments, 1);
+                }
+            }
+            Err((reason, code)) => report::refuse(reason, code),
         }
     }
 }
@@ -80,6 +170,34 @@ fn eligible(mapping: Mapping) -> Option<(usize, usize)> {
     let start = mapping.start.next_multiple_of(HUGE);
     let end = mapping.end / HUGE * HUGE;
     (mapping.permissions == *b"r-xp" && mapping.of_file && start < end).then_some((start, end))
+}
+
+/// Moves a range of text to huge pages. Returns the counts of the way.
+///
+/// # Errors
+/// The reason for which the text stays, and the error code of the kernel or 0.
+fn move_range(
+    start: usize,
+    len: usize,
+    object: &Object,
+    way: Way,
+) -> Result<[Count; 2], (Reason, c_int)> {
+    // SAFETY: the advice discards no memory.
+    match (unsafe { syscall::madvise(start, len, MADV_COLLAPSE) }, way) {
+        (Ok(()), _) => return Ok([Count::CollapsedSegments, Count::CollapsedBytes]),
+        (Err(code), Way::Collapse) => return Err((Reason::Collapse, code)),
+        (Err(_), Way::Copy) => {}
+    }
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err((Reason::Processor, 0));
+    }
+    if accounts_strictly() {
+        return Err((Reason::Accounting, 0));
+    }
+    if relocates_text(object) || !is_of_file_alone(start, start + len) {
+        return Err((Reason::Changed, 0));
+    }
+    copy(start, len).map(|()| [Count::CopiedSegments, Count::CopiedBytes])
 }
 
 /// Returns whether the kernel accounts memory strictly. An unreadable setting counts as strict.
@@ -124,14 +242,16 @@ fn has_no_private_page(file: c_int, start: usize, end: usize) -> bool {
     true
 }
 
-/// Puts a copy of the text in anonymous huge pages in its place. Without huge pages the text stays.
-fn copy(start: usize, len: usize) {
+/// Puts a copy of the text in anonymous huge pages in its place.
+///
+/// # Errors
+/// The reason for which the text stays, and the error code of the kernel or 0.
+fn copy(start: usize, len: usize) -> Result<(), (Reason, c_int)> {
     // SAFETY: the kernel chooses the place of a new mapping.
     let reserved = unsafe {
         syscall::mmap(ptr::null_mut(), len + HUGE, PROT_READ | PROT_WRITE, MEMORY, -1, 0)
     };
-    let Ok(reserved) = reserved else { return };
-    let reserved = reserved as usize;
+    let reserved = reserved.map_err(|code| (Reason::Memory, code))? as usize;
     let new = reserved.next_multiple_of(HUGE);
     // SAFETY: the memory is new, and no other code knows its address. The text is readable.
     let prepared = unsafe {
@@ -144,13 +264,25 @@ fn copy(start: usize, len: usize) {
         let _ = syscall::madvise(start, len, MADV_POPULATE_READ);
         ptr::copy_nonoverlapping(start as *const u8, new as *mut u8, len);
         // Fails if a page is not huge, and cannot be made huge.
-        syscall::madvise(new, len, MADV_COLLAPSE)
-            .and_then(|()| syscall::mprotect(new, len, PROT_READ | PROT_EXEC))
+        let huge = syscall::madvise(new, len, MADV_COLLAPSE);
+        huge.map_err(|code| (Reason::Small, code)).and_then(|()| {
+            let executable = syscall::mprotect(new, len, PROT_READ | PROT_EXEC);
+            executable.map_err(|code| (Reason::Execution, code))
+        })
     };
     syscall::name_memory(new, len, c"faultless huge text");
-    // SAFETY: the new pages have the contents and the permissions of the pages that they replace.
-    if prepared.is_err() || unsafe { syscall::replace(new, len, start) }.is_err() {
+    let replaced = prepared.and_then(|()| {
+        if !is_of_file_alone(start, start + len) {
+            return Err((Reason::Changed, 0));
+        }
+        // SAFETY: the new pages have the contents and the permissions of the pages that they
+        // replace.
+        let replaced = unsafe { syscall::replace(new, len, start) };
+        replaced.map_err(|code| (Reason::Place, code))
+    });
+    if replaced.is_err() {
         // SAFETY: the memory is the copy, to which no pointer exists.
         let _ = unsafe { syscall::munmap(new, len) };
     }
+    replaced
 }

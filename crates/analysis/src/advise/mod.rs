@@ -33,6 +33,7 @@ pub mod others;
 pub mod page_walks;
 pub mod preload;
 pub mod program;
+pub mod report;
 mod runtime;
 pub mod sampled;
 pub mod sites;

@@ -1,9 +1,10 @@
 //! `faultless run`: starts a program with advice in force, for this process alone.
 //!
 //! The command becomes the program (exec), so that process identifier, signals, terminal and exit
-//! status are the program's own.
+//! status are the program's own. With `--report` the command is the parent of the program.
 
 mod print;
+mod report;
 
 use crate::error::CliError;
 use crate::record::not_found;
@@ -14,6 +15,7 @@ use faultless_analysis::advise::file::{Advice, decode};
 use faultless_analysis::advise::item::Apply;
 use faultless_analysis::advise::library;
 use faultless_analysis::advise::named::{Named, names};
+use faultless_analysis::advise::preload::REPORT;
 use faultless_analysis::advise::program::Program;
 use faultless_trace::record::find_program;
 use print::Form;
@@ -22,7 +24,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{self, Command, ExitCode};
 
 /// The examples at the end of the help.
 const EXAMPLES: &str = "\
@@ -30,6 +32,7 @@ Examples:
   faultless run --apply no-thp -- ./app
   faultless run --apply malloc-arenas=2,populate=1M -- ./app
   faultless run --advice app.toml -- ./app --its-option
+  faultless run --apply huge-text --report -- ./app
   faultless run --advice app.toml --print env > app.sh";
 
 #[derive(Debug, clap::Args)]
@@ -53,6 +56,13 @@ pub struct RunArgs {
     /// containers need a file that they can read
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
+    /// Wait for the end of the program, and print the operations of the preloaded library in each
+    /// process on standard error. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to the program
+    #[arg(long, conflicts_with = "print")]
+    pub report: bool,
+    /// Write the counts of --report to FILE, one JSON object per line
+    #[arg(long, value_name = "FILE", conflicts_with = "print")]
+    pub json: Option<PathBuf>,
     /// Run this program, with its arguments
     #[arg(last = true, value_name = "CMD", required_unless_present = "print")]
     pub program: Vec<OsString>,
@@ -74,7 +84,8 @@ struct Given {
     apply: Apply,
 }
 
-/// Applies the advice, and becomes the program. Returns only after `--print` or a failure.
+/// Applies the advice, and becomes the program. Returns only after `--print`, `--report` or a
+/// failure.
 pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let given = given(args)?;
     let effect = Effect::of(given.iter().map(|one| (&*one.name, &one.apply)))?;
@@ -105,6 +116,16 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     };
     let mut command = Command::new(name);
     effect.put(command.args(words), library.as_deref());
+    if args.report || args.json.is_some() {
+        if effect.preload.any() {
+            return report::run(&mut command, name, &effect.preload, args.json.as_deref());
+        }
+        say!("faultless: no report: the advice does not use the preloaded library");
+    }
+    if effect.preload.any() {
+        // The library prints refused operations before the program starts.
+        command.env(REPORT, process::id().to_string());
+    }
     Err(not_found(name, command.exec()))
 }
 

@@ -19,9 +19,15 @@ impl Place {
 
     /// Runs `faultless run` with this advice.
     pub fn run(&self, advice: &str, program: &[&str]) -> Ran {
-        let mut run = command(&["run", "--apply", advice, "--"]);
-        run.args(program).env("XDG_CACHE_HOME", self.path("cache")).env_remove("LD_PRELOAD");
-        Ran::of(&mut run)
+        Ran::of(&mut self.command(&["--apply", advice], program))
+    }
+
+    /// Returns `faultless run` with these options.
+    pub fn command(&self, options: &[&str], program: &[&str]) -> Command {
+        let mut run = command(&["run"]);
+        run.args(options).arg("--").args(program);
+        run.env("XDG_CACHE_HOME", self.path("cache")).env_remove("LD_PRELOAD");
+        run
     }
 
     /// Compiles a C program; returns its path.
@@ -50,8 +56,9 @@ pub fn compilers() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The start of each program: `resident` returns the resident MiB without pages of files, and
-/// `GROWS` checks the MiB that become resident in an expression.
+/// The start of each program: `resident` returns the resident MiB without pages of files, `huge`
+/// the KiB on huge pages around an address, and `GROWS` checks the MiB that become resident in an
+/// expression.
 pub const RESIDENT: &str = r#"
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -71,6 +78,23 @@ static double resident(void) {
     if (!file || fscanf(file, "%ld %ld %ld", &all, &pages, &files) != 3) exit(90);
     fclose(file);
     return (pages - files) * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+}
+/* The KiB of huge pages in the mapping of an address. */
+static long huge(unsigned long address) {
+    char line[512];
+    long kib = 0;
+    unsigned long start, end;
+    int within = 0;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+            within = start <= address && address < end;
+        if (within && (!strncmp(line, "AnonHugePages:", 14) || !strncmp(line, "FilePmdMapped:", 14)
+                       || !strncmp(line, "ShmemPmdMapped:", 15)))
+            kib += atol(strchr(line, ':') + 1);
+    }
+    fclose(file);
+    return kib;
 }
 #define GROWS(expected, expression) do { \
     double before = resident(); \

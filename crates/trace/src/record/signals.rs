@@ -6,6 +6,8 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,16 +46,40 @@ impl Signals {
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &held(), ptr::null_mut()) };
     }
 
+    /// Starts `command`, forwards signals sent to this process to the program, and waits for its
+    /// end.
+    ///
+    /// # Errors
+    /// The program cannot be executed.
+    pub fn run(&self, command: &mut Command) -> io::Result<ExitStatus> {
+        let through = || {
+            Self::let_through();
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure makes one call, which is async-signal-safe.
+        let mut child = unsafe { command.pre_exec(through) }.spawn()?;
+        let pid = child.id();
+        let forwarder = Self::forward_by(move |signal| kill(pid, signal));
+        await_end(pid);
+        // The identifier of the program is not reused before it is reaped.
+        drop(forwarder);
+        child.wait()
+    }
+
     /// Forwards signals sent to this process to the children of the process `perf`, until the guard
     /// is dropped.
     pub(super) fn forward(&self, perf: u32) -> Forwarder {
+        Self::forward_by(move |signal| send(signal, perf))
+    }
+
+    fn forward_by(send: impl Fn(libc::c_int) + Send + 'static) -> Forwarder {
         let done = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&done);
         let thread = thread::spawn(move || {
             while !over.load(Ordering::Acquire) {
                 // A signal of the keyboard has reached the program already.
                 if let Some((signal, true)) = next() {
-                    send(signal, perf);
+                    send(signal);
                 }
             }
         });
@@ -121,10 +147,13 @@ fn send(signal: libc::c_int, perf: u32) {
     let program = children(perf).unwrap_or_default();
     let to = if program.is_empty() { vec![perf] } else { program };
     for pid in to {
-        // SAFETY: the call touches no memory. A signal to a process that has ended is not
-        // delivered.
-        unsafe { libc::kill(pid.cast_signed(), signal) };
+        kill(pid, signal);
     }
+}
+
+fn kill(pid: u32, signal: libc::c_int) {
+    // SAFETY: the call touches no memory. A signal to a process that has ended is not delivered.
+    unsafe { libc::kill(pid.cast_signed(), signal) };
 }
 
 /// Waits until the child `pid` has ended. Its number is not reused until it is reaped.

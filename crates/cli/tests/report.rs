@@ -1,0 +1,209 @@
+//! `run --report`, and warnings about refused operations of the preloaded library.
+
+mod common;
+
+use common::program::{Place, compilers};
+use common::{Ran, json_lines};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+/// Runs a program of `main` with `--report` and `--json`, with each C library. Calls `check` with
+/// the end of the program and the JSON lines.
+#[track_caller]
+fn reported(advice: &str, main: &str, check: impl Fn(&Ran, &[Value])) {
+    let place = Place::new();
+    let json = place.path("report.json");
+    for compiler in compilers() {
+        let program = place.compile(compiler, compiler, main, &["-O1", "-pthread"]);
+        let options = ["--apply", advice, "--report", "--json", json.to_str().expect("text")];
+        let ran = Ran::of(&mut place.command(&options, &[&program, "0"]));
+        let lines = json_lines(&fs::read_to_string(&json).unwrap_or_default());
+        println!("{compiler}: {}{}", ran.out, ran.err);
+        check(&ran, &lines);
+    }
+}
+
+/// Returns the values of a metric, sorted.
+fn values(lines: &[Value], metric: &str) -> Vec<u64> {
+    let of = |line: &&Value| line["metric"] == metric;
+    let mut values: Vec<_> =
+        lines.iter().filter(of).map(|line| line["value"].as_u64().expect("a count")).collect();
+    values.sort_unstable();
+    values
+}
+
+/// Children and executed programs have their own counts, which stay after a kill.
+#[test]
+fn report_has_each_process_also_after_a_kill() {
+    let main = r#"
+    #include <signal.h>
+    void *volatile keep;
+    int main(int count, char **words) {
+        int status, depth = atoi(words[1]);
+        keep = malloc(32 << 20);
+        if (depth) _exit(5);
+        for (int i = 0; i < 2; i++) {
+            pid_t child = fork();
+            if (!child) {
+                keep = malloc(8 << 20), keep = malloc(8 << 20);
+                raise(i ? SIGKILL : SIGSEGV);
+            }
+            if (waitpid(child, &status, 0) != child || !WIFSIGNALED(status)) return 6;
+        }
+        execl(words[0], words[0], "1", (char *)0);
+        return 7;
+    }"#;
+    reported("populate=4M", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "populated_blocks"), [1, 1, 2, 2]);
+        let bytes = values(lines, "populated_bytes");
+        assert!(
+            bytes.iter().zip([16, 16, 32, 32]).all(|(got, mib)| got.div_ceil(1 << 20) == mib),
+            "{bytes:?}"
+        );
+        assert!(ran.err.starts_with("faultless: the preloaded library in 4 processes:\n"));
+        assert_eq!(
+            ran.err.matches("    populate: 2 blocks of 16.0 MiB\n").count(),
+            2,
+            "{}",
+            ran.err
+        );
+    });
+}
+
+/// The child of a daemon has no descriptor, no terminal and no parent.
+#[test]
+fn daemons_are_counted_and_programs_get_no_descriptor() {
+    let main = r#"
+    #include <fcntl.h>
+    void *volatile keep;
+    int main(void) {
+        if (open("/dev/null", O_RDONLY) != 3) return 6;
+        int ends[2], status;
+        if (pipe(ends)) return 7;
+        if (!fork()) {
+            setsid();
+            if (!fork()) {
+                for (int file = 0; file < 1024; file++) if (file != ends[1]) close(file);
+                if (chdir("/")) _exit(1);
+                keep = malloc(16 << 20);
+                if (open("/dev/null", O_RDONLY) != 0) _exit(1);
+                _exit(write(ends[1], "x", 1) != 1);
+            }
+            _exit(0);
+        }
+        close(ends[1]);
+        char byte;
+        wait(&status);
+        return read(ends[0], &byte, 1) == 1 ? 5 : 8;
+    }"#;
+    reported("populate=1M,prefault-ahead,huge-text", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "populated_blocks").iter().sum::<u64>(), 1);
+    });
+}
+
+#[test]
+fn blocks_populated_ahead_are_counted() {
+    let main = r#"
+    #include <time.h>
+    int main(void) {
+        char *block = malloc(64 << 20);
+        struct timespec pause = { 0, 1000000 };
+        for (long at = 0; at < 16 << 20; at += 4096) {
+            block[at] = 1;
+            if (at % (64 << 10) == 0) nanosleep(&pause, 0);
+        }
+        return 5;
+    }"#;
+    reported("prefault-ahead", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "watched_blocks"), [1]);
+        let [bytes] = values(lines, "prefaulted_bytes")[..] else { panic!("{lines:?}") };
+        assert!(bytes > 1 << 20, "{bytes}");
+        assert!(ran.err.contains("    prefault-ahead: ") && ran.err.contains(" in 1 block\n"));
+    });
+}
+
+/// A program with 2.8 MiB of text and more.
+const TEXT: &str = r#"int main(void) {
+    if (getpid() == 1) __asm__ volatile(".fill 4400000, 1, 0x90");
+    return huge((unsigned long)main + 2200000) >= 2048 ? 5 : 6;
+}"#;
+
+#[test]
+fn moved_text_is_counted() {
+    reported("huge-text", TEXT, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        let (collapsed, copied) =
+            (values(lines, "collapsed_segments"), values(lines, "copied_segments"));
+        assert_eq!(collapsed[0] + copied[0], 1);
+        assert!(ran.err.contains(" huge pages\n"), "{}", ran.err);
+    });
+}
+
+/// The kernel refuses huge pages to a program with `no-thp`.
+#[test]
+fn refused_operations_are_reported_with_reason_and_remedy() {
+    reported("huge-text,no-thp", TEXT, |ran, lines| {
+        assert_eq!((ran.code, values(lines, "refused")), (Some(6), vec![1]));
+        let line = "    huge-text: refused 1 time: the kernel has no huge pages for a copy of the \
+                    text (error 22): write madvise to ";
+        assert!(ran.err.contains(line), "{}", ran.err);
+        let refused = lines.iter().find(|line| line["metric"] == "refused").expect("a line");
+        assert_eq!(refused["params"]["code"], 22);
+    });
+}
+
+/// The program gets a warning before its first line, also by exec; its children get none.
+#[test]
+fn refused_operations_are_warnings_without_a_report() {
+    let place = Place::new();
+    let program = place.compile("gcc", "program", TEXT, &["-O1"]);
+    for (script, warnings) in [("echo first >&2; exec P", 1), ("P & wait; P; true", 0)] {
+        let script = script.replace('P', &program);
+        let ran = place.run("huge-text,no-thp", &["sh", "-c", &script]);
+        let warning = "faultless: warning: huge-text: the kernel has no huge pages for a copy";
+        assert_eq!(ran.err.matches(warning).count(), warnings, "{}", ran.err);
+        assert_eq!(ran.err.starts_with("first\n"), warnings == 1, "{}", ran.err);
+    }
+    // A closed standard error is no obstacle.
+    let script = format!("exec 2>&-; exec {program}");
+    assert_eq!(place.run("huge-text,no-thp", &["sh", "-c", &script]).code, Some(6));
+}
+
+#[test]
+fn signals_and_status_pass_through_a_report() {
+    let place = Place::new();
+    let script = "trap 'exit 9' TERM; echo ready; for i in $(seq 500); do sleep 0.01; done";
+    let mut run = place.command(&["--apply", "populate", "--report"], &["sh", "-c", script]);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut first = String::new();
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    output.read_line(&mut first).expect("text");
+    common::send(&child, Signal::SIGTERM);
+    assert_eq!(child.wait().expect("it ends").code(), Some(9));
+    let ended = |script| {
+        Ran::of(&mut place.command(&["--apply", "populate", "--report"], &["sh", "-c", script]))
+    };
+    assert_eq!(ended("exit 7").code, Some(7));
+    assert_eq!(ended("kill -KILL $$").code, Some(137));
+    let ran = ended("true");
+    let line = "  1 process without large blocks: sh\n";
+    assert!(ran.err.ends_with(line) && ran.code == Some(0), "{}", ran.err);
+}
+
+#[test]
+fn report_without_the_library_is_explained() {
+    let place = Place::new();
+    let ran = Ran::of(&mut place.command(&["--apply", "gogc", "--report"], &["true"]));
+    assert_eq!(ran.code, Some(0));
+    let why = "faultless: no report: the advice does not use the preloaded library\n";
+    assert_eq!(ran.err, why);
+    let options = ["--apply", "populate", "--json", "-"];
+    let error = Ran::of(&mut place.command(&options, &["true"])).fails(2);
+    assert!(error.contains("standard output belongs to the program"), "{error}");
+}

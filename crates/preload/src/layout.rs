@@ -1,0 +1,169 @@
+//! The layout of a report: the counts of each process, and the reasons for refused operations.
+//!
+//! The library writes a report, and `faultless run` reads it. Both contain this file.
+//!
+//! A report is a file of [`RECORDS`] records of [`WORDS`] words of 64 bits. Record 0 is the head:
+//! the word 0 is [`MARK`], and the word [`CLAIMED`] the number of claimed records. Each further
+//! record belongs to one program in one process: the identifier of the process, its name in two
+//! words, a word for each [`Count`], and a word for each [`Reason`].
+
+/// The number of words of a record.
+pub const WORDS: usize = 32;
+/// The number of records, with the head. Further processes are counted in the head alone.
+pub const RECORDS: usize = 4096;
+/// The first word of a report.
+pub const MARK: u64 = u64::from_le_bytes(*b"faultls1");
+/// The word of the head with the number of claimed records.
+pub const CLAIMED: usize = 1;
+/// The word of a record with the identifier of the process.
+pub const PROCESS: usize = 0;
+/// The first of two words with the name of the process, which zeros end.
+pub const NAME: usize = 1;
+
+/// The counts of one program in one process, by their words in the record.
+#[repr(usize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Segments of text moved to huge pages of their file.
+    CollapsedSegments = 3,
+    /// Bytes in these segments.
+    CollapsedBytes,
+    /// Segments of text copied to huge pages.
+    CopiedSegments,
+    /// Bytes in these segments.
+    CopiedBytes,
+    /// Segments of libraries that were opened after the start of the program. They are contained in
+    /// the counts above.
+    LaterSegments,
+    /// Blocks that were populated at once.
+    PopulatedBlocks,
+    /// Bytes in these blocks.
+    PopulatedBytes,
+    /// Blocks that were not populated, because they were resident.
+    ResidentBlocks,
+    /// Blocks that were watched, to be populated ahead of their use.
+    WatchedBlocks,
+    /// Blocks that were not watched, because too many blocks were watched already.
+    UnwatchedBlocks,
+    /// Bytes that were populated ahead of their use.
+    PrefaultedBytes,
+}
+
+/// The reasons for which an operation was refused, by their words in the record. A word contains
+/// the number of refusals, times 65,536, and the last error code of the kernel.
+#[repr(usize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The kernel does not collapse the text, and no copy is permitted.
+    Collapse = 14,
+    /// The text has private pages.
+    Changed,
+    /// Memory is accounted strictly.
+    Accounting,
+    /// No memory is available for a copy.
+    Memory,
+    /// The copy is not on huge pages.
+    Small,
+    /// New memory cannot be executed.
+    Execution,
+    /// The copy cannot be put in place of the text.
+    Place,
+    /// Text is not copied on this processor.
+    Processor,
+    /// The mappings of the process are not readable.
+    Mappings,
+    /// The process has too many segments.
+    Segments,
+    /// A block was not populated.
+    Populate,
+    /// A part of a block was not populated ahead of its use.
+    Ahead,
+    /// The helper thread does not exist.
+    Thread,
+}
+
+/// `EINVAL`.
+const INVALID: u32 = 22;
+/// `ENOMEM`.
+const NO_MEMORY: u32 = 12;
+
+impl Reason {
+    /// All reasons.
+    pub const ALL: [Self; 13] = [
+        Self::Collapse,
+        Self::Changed,
+        Self::Accounting,
+        Self::Memory,
+        Self::Small,
+        Self::Execution,
+        Self::Place,
+        Self::Processor,
+        Self::Mappings,
+        Self::Segments,
+        Self::Populate,
+        Self::Ahead,
+        Self::Thread,
+    ];
+
+    /// Returns the name of the operation in `--apply`.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Self::Populate => "populate",
+            Self::Ahead | Self::Thread => "prefault-ahead",
+            _ => "huge-text",
+        }
+    }
+
+    /// Returns the reason as text, and the remedy. `code` is the error code of the kernel, or 0.
+    pub fn text(self, code: u32) -> (&'static str, &'static str) {
+        match self {
+            Self::Collapse => (
+                "the kernel has no huge pages for the program's file",
+                "huge-text copies such text; tmpfs, and kernels with CONFIG_READ_ONLY_THP_FOR_FS, \
+                 have such pages",
+            ),
+            Self::Changed => (
+                "breakpoints or relocations have changed the text",
+                "detach the debugger, or link without relocations in the text (-fPIC)",
+            ),
+            Self::Accounting => (
+                "memory is accounted strictly, so text is not copied",
+                "set vm.overcommit_memory to 0 or 1",
+            ),
+            Self::Memory => (
+                "the kernel has no address space for a copy of the text",
+                "raise the limit of the address space (ulimit -v)",
+            ),
+            Self::Small => (
+                "the kernel has no huge pages for a copy of the text",
+                "write madvise to /sys/kernel/mm/transparent_hugepage/enabled, remove no-thp, and \
+                 check that memory is free",
+            ),
+            Self::Execution => (
+                "the kernel forbids new executable memory",
+                "permit such memory (SELinux: execmem), or use huge-text-collapse",
+            ),
+            Self::Place => ("the copy cannot take the place of the text", "raise vm.max_map_count"),
+            Self::Processor => (
+                "text is copied on x86-64 alone",
+                "tmpfs, and kernels with CONFIG_READ_ONLY_THP_FOR_FS, have huge pages of files",
+            ),
+            Self::Mappings => ("/proc/self/maps is not readable", "mount /proc"),
+            Self::Segments => {
+                ("the process has more than 64 segments of text", "further segments stay in place")
+            }
+            Self::Populate | Self::Ahead => (
+                "the kernel has not populated memory",
+                match code {
+                    INVALID => "Linux 5.14 or newer is required",
+                    NO_MEMORY => "raise the limit of the program's memory, or use a larger size",
+                    _ => "permit madvise with MADV_POPULATE_WRITE (seccomp)",
+                },
+            ),
+            Self::Thread => (
+                "the helper thread cannot be created",
+                "raise the limit of threads (ulimit -u), or link the program with threads",
+            ),
+        }
+    }
+}
