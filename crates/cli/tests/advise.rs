@@ -55,6 +55,17 @@ fn advise(bin: &Path, args: &[&str]) -> Command {
 }
 
 #[test]
+fn cold_requires_a_trial_and_a_mapped_file() {
+    let error = faultless(&["advise", "--cold", "--", "true"]).fails(2);
+    assert!(error.contains("--try"), "{error}");
+    let _settled = settled();
+    let bin = tempfile::tempdir().expect("a directory");
+    let ran = Ran::of(&mut advise(bin.path(), &["--try", "--cold", "--", "true"]));
+    let out = ran.succeeds();
+    assert!(out.contains("No setting was tried: the program maps no file of 8 MiB"), "{out}");
+}
+
+#[test]
 fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
     let _settled = settled();
     let out = faultless(&["advise", "python"]).succeeds();

@@ -547,6 +547,9 @@ fn saved_advice_of_a_recording_is_applied() {
             Apply::Sysfs(file, value) => {
                 assert!(err.contains(&format!("echo {value} > {}", file.display())), "{err}");
             }
+            Apply::PopulateFiles(bytes) => {
+                assert!(environment.contains(&format!("FAULTLESS_POPULATE_FILES={bytes}\0")));
+            }
             Apply::WithoutThp | Apply::PrefaultAhead(_) | Apply::HugeText(_) | Apply::Nothing => {}
         }
     }

@@ -41,6 +41,43 @@ fn blocks_are_populated_with_glibc_and_with_musl() {
     }
 }
 
+/// Ends with 5 if a mapping of a file is populated, unless the mapping has code or is small.
+const FILES: &str = r#"
+static double mapped(void) {
+    long all, pages, files;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%ld %ld %ld", &all, &pages, &files) != 3) exit(90);
+    fclose(file);
+    return files * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+}
+static char *map(size_t bytes, int code, int file, int expected) {
+    double before = mapped();
+    char *start = mmap(0, bytes, PROT_READ | code, MAP_SHARED, file, 0);
+    int grown = mapped() - before + 0.5;
+    if (start == MAP_FAILED || grown != expected) exit(91);
+    return start;
+}
+int main(void) {
+    char name[] = "/tmp/faultless-file-XXXXXX";
+    int file = mkstemp(name);
+    if (file < 0 || unlink(name) || ftruncate(file, 8 << 20)) return 1;
+    if (map(8 << 20, PROT_EXEC, file, 0)[0] || map(900 << 10, 0, file, 0)[0]) return 2;
+    return map(8 << 20, 0, file, 8)[4 << 20] ? 3 : 5;
+}"#;
+
+#[test]
+fn mapped_files_are_populated() {
+    let place = Place::new();
+    for compiler in compilers() {
+        let name = format!("{compiler}-files");
+        let program = place.compile(compiler, &name, FILES, &["-O0"]);
+        let ran = place.run("populate-files=1M", &[&program]);
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}");
+        // Another operation populates no file.
+        assert_eq!(place.run("populate=1M", &[&program]).code, Some(91), "{compiler}");
+    }
+}
+
 #[test]
 fn printed_forms_contain_the_version_of_the_library() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! For `LD_PRELOAD`: populates a program's large blocks of memory before their use, and moves the
-//! program's text to huge pages.
+//! For `LD_PRELOAD`: populates a program's large blocks of memory and its mapped files before their
+//! use, and moves the program's text to huge pages.
 //!
 //! One file serves programs of glibc and of musl. The library depends on no other library, and
 //! has no undefined symbol that one of the two lacks: symbols of the C library are weak
@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | `FAULTLESS_POPULATE=BYTES` | populates new blocks of this size and more | [`populate`] |
 //! | `FAULTLESS_PREFAULT_AHEAD=BYTES` | populates large blocks ahead of a program that touches pages in order | [`ahead`] |
+//! | `FAULTLESS_POPULATE_FILES=BYTES` | populates new mappings of files of this size and more | [`files`] |
 //! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start, and when libraries are opened | [`text`] |
 //!
 //! The hooks of the program's calls are in [`allocator`] and [`mapping`], and [`dlsym`] detects new
@@ -24,6 +25,7 @@ pub mod blocks;
 pub mod dlsym;
 pub mod environment;
 pub mod errno;
+pub mod files;
 pub mod helper;
 pub mod layout;
 pub mod loaded;

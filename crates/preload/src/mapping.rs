@@ -1,11 +1,12 @@
 //! Hooks of the calls that make and change mappings.
 //!
-//! Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) and files are not populated. A call
+//! Reserved memory (`MAP_NORESERVE`, `MAP_STACK`, `PROT_NONE`) is not populated, and files are
+//! populated on request only. A call
 //! that changes a part of a watched block ends the watch before the change: from then on the
 //! program manages the pages by itself.
 
 use crate::next::Next;
-use crate::{ahead, blocks, errno, syscall};
+use crate::{ahead, blocks, errno, files, syscall};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use core::ptr;
@@ -52,6 +53,8 @@ pub unsafe extern "C" fn mmap(
     let start = unsafe { original_mmap(at, len, prot, flags, file, offset) };
     if start != FAILED && len >= blocks::smallest() && is_memory(prot, flags) {
         blocks::made(start as usize, len);
+    } else if start != FAILED && len >= files::from() && files::is_data(prot, flags) {
+        files::made(start as usize, len);
     }
     start
 }

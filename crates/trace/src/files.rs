@@ -1,19 +1,46 @@
 //! Faults on mapped files with other sizes of fault-around.
 //!
 //! A load or fetch from a file maps the surrounding pages that are in the page cache
-//! (`fault_around_bytes`, 64 KiB by default). Recordings are made without fault-around.
+//! (`fault_around_bytes`, 64 KiB by default). Recordings are made without fault-around if the host
+//! permits this. Otherwise each recorded fault counts as a use of all pages around its page.
+//!
+//! If the page cache is cold, a fault reads pages around its page (`read_ahead_kb`), and a fault
+//! behind the pages that were read last reads the next pages. The walk assumes that no page of a
+//! new mapping is in the page cache. A recording has no names of files: a second mapping of a file
+//! counts as another file.
 
 use crate::event::{Access, Backing, Birth, Kind, Trace};
 use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
+use crate::record::AROUND_ON;
 use faultless::PAGE_SIZE;
-use rangemap::RangeMap;
+use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
 
 /// The orders of pages that one fault maps: 64 KiB, 256 KiB, 1 MiB and 2 MiB.
 pub const ORDERS: [u8; 4] = [4, 6, 8, 9];
+/// The orders of pages that one fault reads from a cold file: 128 KiB, 512 KiB, 2 MiB and 8 MiB.
+pub const READS: [u8; 4] = [5, 7, 9, 11];
 /// The smallest mapping for which an additional call is worthwhile, in bytes.
 const LARGE: u64 = 1 << 20;
+
+/// The misses beyond hits after which the kernel reads single pages.
+const MOST_MISSES: u32 = 100;
+/// Pages of a huge page.
+const HUGE: u64 = 512;
+
+/// Counts of reads of cold files, with one size of a read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Reads around a page, for which the program waits.
+    pub around: u64,
+    /// Reads behind the pages that were read before. The kernel starts such a read early.
+    pub next: u64,
+    /// Reads of single pages, after which the kernel has stopped to read around.
+    pub single: u64,
+    /// Pages that the reads bring into the page cache.
+    pub pages: u64,
+}
 
 /// Counts of faults on files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +55,18 @@ pub struct Files {
     pub large_pages: u64,
     /// See `large_pages`.
     pub large_loads: u64,
+    /// The bytes of the smallest of them.
+    pub smallest: u64,
+    /// All pages of large mappings without executable code, and the pages that the program uses
+    /// of them, at most.
+    pub data_pages: u64,
+    /// See `data_pages`.
+    pub data_used: u64,
+    /// Whether fault-around was on during the recording, so that some uses of pages are missing.
+    pub around: bool,
+    /// Reads of large mappings without executable code from a cold page cache, with each size of
+    /// [`READS`].
+    pub cold: [Reads; READS.len()],
 }
 
 impl Files {
@@ -38,7 +77,9 @@ impl Files {
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace, mostly: f64) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
+        let around = trace.header.notes.iter().any(|note| note.starts_with(AROUND_ON));
         let mut walk = Walk { mostly, ..Walk::default() };
+        walk.out.around = around;
         walk.memories.resize_with(trace.processes.len(), Memory::default);
         for event in &trace.events {
             let process = trace.threads[event.thread as usize].process as usize;
@@ -66,10 +107,17 @@ struct Memory {
 }
 
 /// A large mapping.
+#[derive(Default)]
 struct Large {
     pages: u64,
     touched: PageSet,
     loads: u64,
+    /// The pages in the page cache, with each size of [`READS`].
+    cached: [RangeSet<u64>; READS.len()],
+    /// The misses in the page cache beyond its hits, with each size.
+    misses: [u32; READS.len()],
+    /// The page of the last fault.
+    last: u64,
 }
 
 #[derive(Default)]
@@ -78,6 +126,59 @@ struct Walk {
     mostly: f64,
     memories: Vec<Memory>,
     large: Vec<Large>,
+}
+
+impl Large {
+    /// Adds a fault on `page` of this mapping, which has the pages `mapping`.
+    fn touch(&mut self, page: u64, mapping: &Range<u64>, out: &mut Files) {
+        // Fault-around hides uses of pages around a page, and uses in a sequence. A huge page of
+        // the page cache is mapped by one fault.
+        let (mut from, mut to) = (page, page + 1);
+        if out.around {
+            from = (page >> ORDERS[0] << ORDERS[0]).max(mapping.start);
+            to = (from + (1 << ORDERS[0])).min(mapping.end);
+            if (1..=HUGE).contains(&page.saturating_sub(self.last)) && self.last >= mapping.start {
+                from = from.min(self.last);
+            }
+            self.last = page;
+        }
+        for page in from..to {
+            self.touched.insert(page);
+        }
+        // A fault in the middle of a sequence reads the hidden pages first.
+        let first = if from < page - page % (1 << ORDERS[0]) { from } else { page };
+        for page in first..=page {
+            self.read(page, mapping, &mut out.cold);
+        }
+    }
+
+    /// Reads `page` of this mapping, which has the pages `mapping`, from a cold page cache.
+    fn read(&mut self, page: u64, mapping: &Range<u64>, out: &mut [Reads; READS.len()]) {
+        for (((cached, misses), order), out) in
+            self.cached.iter_mut().zip(&mut self.misses).zip(READS).zip(out)
+        {
+            if cached.contains(&page) {
+                // Fault-around counts each page as a hit.
+                *misses = misses.saturating_sub(1 << ORDERS[0]);
+                continue;
+            }
+            // A fault behind pages in the page cache continues a sequence.
+            let next = page > mapping.start && cached.contains(&(page - 1));
+            let single = !next && *misses >= MOST_MISSES;
+            *misses += u32::from(!next);
+            let pages = if single { 1 } else { 1 << order };
+            let start = if next { page } else { page.saturating_sub(pages / 2) };
+            let start = start.max(mapping.start);
+            let window = start..(start + pages).min(mapping.end);
+            *match (next, single) {
+                (true, _) => &mut out.next,
+                (_, true) => &mut out.single,
+                _ => &mut out.around,
+            } += 1;
+            out.pages += cached.gaps(&window).map(|gap| gap.end - gap.start).sum::<u64>();
+            cached.insert(window);
+        }
+    }
 }
 
 impl Walk {
@@ -93,7 +194,7 @@ impl Walk {
                 let executes = prot.contains(crate::event::Prot::EXEC);
                 let large = (len >= LARGE && !executes).then(|| {
                     let pages = len / PAGE_SIZE;
-                    self.large.push(Large { pages, touched: PageSet::default(), loads: 0 });
+                    self.large.push(Large { pages, ..Large::default() });
                     self.large.len() - 1
                 });
                 self.memories[process].mapped.insert(range, large);
@@ -109,7 +210,10 @@ impl Walk {
     fn fault(&mut self, process: usize, page: u64, access: Access) {
         let memory = &mut self.memories[process];
         let Some((mapping, large)) = memory.mapped.get_key_value(&page) else { return };
-        let large = large.map(|at| &mut self.large[at]);
+        let large = *large;
+        if let Some(at) = large {
+            self.large[at].touch(page, mapping, &mut self.out);
+        }
         if access == Access::Write {
             return;
         }
@@ -124,9 +228,8 @@ impl Walk {
             self.out.mapped[at] += end - window.max(mapping.start);
             first |= at == 0;
         }
-        if let Some(large) = large {
-            large.touched.insert(page);
-            large.loads += u64::from(first);
+        if let Some(at) = large {
+            self.large[at].loads += u64::from(first);
         }
     }
 
@@ -149,7 +252,13 @@ impl Walk {
             return;
         }
         for large in self.large.drain(..) {
-            if large.touched.len() as f64 >= mostly * large.pages as f64 {
+            let used = large.touched.len();
+            self.out.data_pages += large.pages;
+            self.out.data_used += used;
+            if used as f64 >= mostly * large.pages as f64 {
+                let bytes = large.pages * PAGE_SIZE;
+                let smallest = if self.out.large == 0 { bytes } else { self.out.smallest };
+                self.out.smallest = smallest.min(bytes);
                 self.out.large += 1;
                 self.out.large_pages += large.pages;
                 self.out.large_loads += large.loads;
@@ -187,11 +296,49 @@ mod tests {
     }
 
     #[test]
+    fn cold_file_is_read_in_windows() {
+        let got = of(map(Prot::READ), (0..1024).map(|page| (page, Access::Read)));
+        let reads = |around, next, pages| Reads { around, next, single: 0, pages };
+        assert_eq!(got.cold[0], reads(1, 31, 1024));
+        assert_eq!(got.cold[3], reads(1, 0, 1024));
+        assert_eq!((got.data_pages, got.data_used), (1024, 1024));
+        // Distant stores read, too, and use few of the pages.
+        let got = of(map(Prot::WRITE), (1..4).map(|n| (n * 256, Access::Write)));
+        assert_eq!(got.cold[0], reads(3, 0, 96));
+        assert_eq!(got.cold[1], reads(3, 0, 384));
+        let code = of(map(Prot::READ | Prot::EXEC), (0..1024).map(|page| (page, Access::Read)));
+        assert_eq!(code.cold, [Reads::default(); 4]);
+    }
+
+    #[test]
+    fn kernel_stops_to_read_around_after_misses() {
+        let len = 1 << 30;
+        let backing = Backing::SharedFile;
+        let map = Kind::Map { start: START, len, prot: Prot::READ, flags: 1, backing };
+        let got = of(map, (0..150).map(|n| (n * 1000 + 500, Access::Read)));
+        assert_eq!((got.cold[0].around, got.cold[0].single), (100, 50));
+        assert_eq!(got.cold[0].pages, 100 * 32 + 50);
+    }
+
+    #[test]
+    fn fault_of_a_recording_with_fault_around_uses_all_pages_around() {
+        let fault = |n: u64| Kind::first(START + n * 16 * PAGE_SIZE, Access::Read);
+        let events = [map(Prot::READ)].into_iter().chain((0..64).map(fault));
+        let mut trace = Trace::of_one_thread(events);
+        let count = |trace: &Trace| Files::of(trace, 0.9).expect("a valid trace");
+        assert_eq!((count(&trace).large, count(&trace).data_used), (0, 64));
+        trace.header.notes.push(format!("{AROUND_ON} (a reason)"));
+        let got = count(&trace);
+        assert_eq!((got.large, got.data_used, got.around), (1, 1024, true));
+        assert_eq!(got.cold[0], Reads { around: 1, next: 31, single: 0, pages: 1024 });
+    }
+
+    #[test]
     fn sparse_loads_map_pages_in_vain() {
         let got = of(map(Prot::READ), (0..4).map(|n| (n * 256 + 255, Access::Read)));
         assert_eq!((got.loads, got.mapped), ([4, 4, 4, 2], [64, 256, 1024, 1024]));
         assert_eq!(got.large, 0, "hardly used");
         let stores = of(map(Prot::READ | Prot::WRITE), (0..8).map(|page| (page, Access::Write)));
-        assert_eq!(stores, Files::default());
+        assert_eq!((stores.loads, stores.mapped, stores.large), ([0; 4], [0; 4], 0));
     }
 }

@@ -46,6 +46,8 @@ use survivors::Survivors;
 pub const HUGE_ON: &str = "on for all programs";
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// The start of the note about a recording with fault-around.
+pub const AROUND_ON: &str = "fault-around is still on";
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
@@ -527,7 +529,7 @@ impl FaultAround {
                 _ => "record as root",
             };
             format!(
-                "fault-around is still on ({FAULT_AROUND}: {problem}): a fault on a file page \
+                "{AROUND_ON} ({FAULT_AROUND}: {problem}): a fault on a file page \
                  may have mapped up to sixteen pages. Remedy: {remedy}"
             )
         })

@@ -1,5 +1,6 @@
 //! The answer for one program: the time of its faults, and the predicted saving of each setting.
 
+use super::cold::{self, ColdStart};
 use super::costs::Costs;
 use super::file::Advice;
 use super::findings::Findings;
@@ -131,6 +132,13 @@ impl<'a> Answer<'a> {
     /// Returns the costs, reduced so that the faults of the run take at most their possible time.
     pub fn bounded(&self) -> Costs {
         bounded(self.findings, &self.costs, self.limit)
+    }
+
+    /// Returns the predictions for a cold page cache; `None` without large mappings of files, or
+    /// without a measurement of a disk.
+    pub fn cold_start(&self) -> Option<ColdStart> {
+        let cost = self.findings.cold_cost.as_ref()?;
+        cold::start(&self.findings.files, cost)
     }
 
     /// Returns a saving as a share of the run, from 0 to 1.

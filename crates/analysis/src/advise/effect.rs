@@ -51,6 +51,10 @@ impl Effect {
                     given.add(name, preload::AHEAD, &bytes.to_string())?;
                     effect.preload.ahead = Some(*bytes);
                 }
+                Apply::PopulateFiles(bytes) => {
+                    given.add(name, preload::FILES, &bytes.to_string())?;
+                    effect.preload.files = Some(*bytes);
+                }
                 Apply::HugeText(way) => {
                     given.add(name, preload::TEXT, way.word())?;
                     effect.preload.huge_text = Some(*way);

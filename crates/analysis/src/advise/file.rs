@@ -26,8 +26,8 @@ const HEAD: &str = "\
 ";
 
 /// The keys of an advice, of which each advice has one.
-const WAYS: [&str; 6] =
-    ["thp", "populate_bytes", "ahead_bytes", "huge_text", "environment", "system"];
+const WAYS: [&str; 7] =
+    ["thp", "populate_bytes", "ahead_bytes", "file_bytes", "huge_text", "environment", "system"];
 
 /// An advice, with its predicted and measured saving.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,6 +75,8 @@ struct Row {
     populate_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ahead_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     huge_text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,6 +145,7 @@ impl From<Advice> for Row {
             Apply::WithoutThp => row.thp = Some(OFF.to_owned()),
             Apply::Populate(bytes) => row.populate_bytes = Some(bytes),
             Apply::PrefaultAhead(bytes) => row.ahead_bytes = Some(bytes),
+            Apply::PopulateFiles(bytes) => row.file_bytes = Some(bytes),
             Apply::HugeText(way) => row.huge_text = Some(way.word().to_owned()),
             Apply::Environment(all) => row.environment = Some(all.into_iter().collect()),
             Apply::Sysfs(file, value) => row.system = Some(System { file, value }),
@@ -167,6 +170,7 @@ impl TryFrom<Row> for Advice {
             row.thp.map(|thp| thp_way(&thp)),
             row.populate_bytes.map(|bytes| Ok(Apply::Populate(positive("populate_bytes", bytes)?))),
             row.ahead_bytes.map(|bytes| Ok(Apply::PrefaultAhead(positive("ahead_bytes", bytes)?))),
+            row.file_bytes.map(|bytes| Ok(Apply::PopulateFiles(positive("file_bytes", bytes)?))),
             row.huge_text.map(|word| huge_text_way(&word)),
             row.environment.map(environment_way),
             row.system.map(system_way),
@@ -222,7 +226,7 @@ fn checked_variable((name, value): (&String, &String)) -> Result<(), String> {
     if name == preload::LIBRARIES || preload::VARIABLES.contains(&&**name) {
         return Err(format!(
             "variable {name}: `run` sets it: use one of {}",
-            WAYS[1..4].join(", ")
+            WAYS[1..5].join(", ")
         ));
     }
     if value.contains('\0') {
@@ -266,6 +270,7 @@ mod tests {
             (1..=u64::from(u32::MAX)).prop_map(Apply::PrefaultAhead),
             prop::sample::select(&HugeText::ALL).prop_map(Apply::HugeText),
             (1..=u64::from(u32::MAX)).prop_map(Apply::Populate),
+            (1..=u64::from(u32::MAX)).prop_map(Apply::PopulateFiles),
             variables.prop_map(|all| Apply::Environment(all.into_iter().collect())),
             ("[a-z]{1,8}", "[ -~]{1,8}")
                 .prop_map(|(file, value)| Apply::Sysfs(Path::new("/sys").join(file), value)),
@@ -338,13 +343,14 @@ MALLOC_TRIM_THRESHOLD_ = \"1099511627776\"
                 row,
                 &[
                     "line 2",
-                    "needs one of thp, populate_bytes, ahead_bytes, huge_text, environment",
+                    "needs one of thp, populate_bytes, ahead_bytes, file_bytes, huge_text, environment",
                 ],
             ),
             (&format!("{row}thp = \"off\"\npopulate_bytes = 7"), &["needs one of thp"]),
             (&format!("{row}thp = \"on\""), &["use \"off\""]),
             (&format!("{row}populate_bytes = 0"), &["populate_bytes is 0"]),
             (&format!("{row}ahead_bytes = 0"), &["ahead_bytes is 0"]),
+            (&format!("{row}file_bytes = 0"), &["file_bytes is 0"]),
             (&format!("{row}huge_text = \"x\""), &["use \"collapse\" or \"copy\""]),
             (&format!("{row}populate_bytes = -1"), &["line 4", "-1"]),
             (&format!("{row}environment = {{}}"), &["needs a variable"]),

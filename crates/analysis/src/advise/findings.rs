@@ -1,6 +1,7 @@
 //! Counts of faults and pages in a recording, as recorded and with other settings, before times are
 //! assigned.
 
+use super::cold::ColdCost;
 use super::collector::Collector;
 use super::forks::ForkCost;
 use super::heap::{Padded, of_malloc, padded};
@@ -79,6 +80,8 @@ pub struct Findings {
     pub files: Files,
     /// See `files`.
     pub file_cost: Option<FileCost>,
+    /// The time of reads from a cold page cache; `None` without a measurement.
+    pub cold_cost: Option<ColdCost>,
     /// The use of memory in blocks of 2 MiB.
     pub blocks: Blocks,
     /// Estimated page walks (TLB misses) for private memory in the run without a recorder.
@@ -253,6 +256,7 @@ impl Findings {
             fork_cost: None,
             files: Files::of(trace, MOSTLY).map_err(wrong)?,
             file_cost: None,
+            cold_cost: None,
             blocks: Blocks::of(trace).map_err(wrong)?,
             stalls: None,
             walks: None,

@@ -23,6 +23,8 @@ pub enum Apply {
     /// The preloaded library populates large blocks ahead of their use, by at most this number of
     /// bytes.
     PrefaultAhead(u64),
+    /// The preloaded library populates mappings of files of at least this number of bytes.
+    PopulateFiles(u64),
     /// The preloaded library moves the program's text to huge pages at the start.
     HugeText(HugeText),
     /// The item cannot be applied to a run.
@@ -39,7 +41,10 @@ impl Apply {
 impl Apply {
     /// Returns whether the way needs the preloaded library.
     pub fn needs_library(&self) -> bool {
-        matches!(self, Self::Populate(_) | Self::PrefaultAhead(_) | Self::HugeText(_))
+        matches!(
+            self,
+            Self::Populate(_) | Self::PrefaultAhead(_) | Self::PopulateFiles(_) | Self::HugeText(_)
+        )
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings for mapped files: the size of fault-around, and mappings that are populated at once.
 
+use super::cold::POPULATE;
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, size};
@@ -99,16 +100,17 @@ pub fn predicted(findings: &Findings, _: &Costs) -> Vec<Item> {
     if files.large_loads > 0 {
         let populated = files.large_pages as f64 * cost.page;
         items.push(Item {
-            name: "populate file mappings".into(),
+            name: POPULATE.into(),
             action: format!(
-                "MAP_POPULATE or MADV_POPULATE_READ in the program for {} of {} in sum",
+                "MAP_POPULATE or MADV_POPULATE_READ for {} of {} in sum",
                 plural(files.large, "mapping"),
                 size(files.large_pages * PAGE_SIZE)
             ),
             saving: files.large_loads as f64 * cost.fault - populated,
             spared: Some(files.large_loads as f64),
             unused: 0,
-            apply: Apply::Nothing,
+            // The preloaded library populates all mappings of at least this size.
+            apply: Apply::PopulateFiles(files.smallest),
             at_best: 0.0,
             remarks: vec!["a cold file is read at once, before its first use"],
         });
@@ -141,7 +143,9 @@ mod tests {
             mapped: [16_000, 16_000, 25_600, 46_080],
             large: 2,
             large_pages: 8000,
+            smallest: 4 << 20,
             large_loads: 500,
+            ..Files::default()
         };
         assert!(predicted(&findings, &costs()).is_empty(), "without a measurement");
         findings.file_cost = Some(FileCost { fault: 1000.0, page: 25.0 });
@@ -153,7 +157,7 @@ mod tests {
         assert!(got.action.starts_with("echo 262144 > "), "{got:?}");
         let got = find(&items, "populate file mappings");
         assert!((got.saving - (500.0 * 1000.0 - 8000.0 * 25.0)).abs() < 1.0, "{got:?}");
-        assert_eq!((got.spared, &got.apply), (Some(500.0), &Apply::Nothing));
+        assert_eq!((got.spared, &got.apply), (Some(500.0), &Apply::PopulateFiles(4 << 20)));
     }
 
     #[test]

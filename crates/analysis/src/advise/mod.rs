@@ -11,6 +11,7 @@ pub mod ahead;
 mod allocator;
 pub mod answer;
 mod blocks;
+pub mod cold;
 pub mod collector;
 pub mod costs;
 mod counter;
@@ -48,6 +49,7 @@ use crate::error::Error;
 use crate::observer::Observer;
 use crate::replay::Source;
 use crate::stop;
+use cold::{ColdCost, DataFiles};
 use collector::Collector;
 use costs::Meter;
 use faultless::PAGE_SIZE;
@@ -84,6 +86,8 @@ pub struct Measured {
     pub meter: Meter,
     /// The run without the recorder; `None` if there is only a recording.
     pub plain: Option<Run>,
+    /// The data files that the program maps in this run.
+    pub data: DataFiles,
 }
 
 /// Counts the recording `source` of `program`.
@@ -116,6 +120,8 @@ pub fn count(
 
 /// Measures the costs of a page on this host for the `findings` of [`count`]. Runs `command`, if
 /// given, without a recorder. With `consent`, system-wide settings are changed for a measurement.
+/// With `cold`, reads are measured on the largest data file of the program, which is dropped from
+/// the page cache.
 ///
 /// # Errors
 /// The host has too little memory, or the program cannot be started.
@@ -123,6 +129,7 @@ pub fn measure(
     mut findings: Findings,
     command: Option<&[OsString]>,
     consent: bool,
+    cold: bool,
     observer: &dyn Observer,
 ) -> Result<Measured, Error> {
     let go = findings.program.go;
@@ -132,9 +139,12 @@ pub fn measure(
     if findings.files.loads[0] > 0 {
         findings.file_cost = Some(FileCost::measure()?);
     }
+    if cold::is_worth(&findings.files) && !cold {
+        findings.cold_cost = ColdCost::measure()?;
+    }
     let mut meter = Meter::new(consent, findings.census.shared > 0)?;
     let mut plain = None;
-    let mut seen = Seen::default();
+    let (mut seen, mut data) = (Seen::default(), DataFiles::default());
     let mut walks = PageWalks::default();
     for round in 0..ROUNDS {
         // One round suffices for a result. Without a plain run, the result uses the time of the
@@ -155,6 +165,7 @@ pub fn measure(
             plain = watched(command, &Apply::Nothing, observer, |pid| {
                 seen.look(pid);
                 walks.look(pid);
+                data.look(pid);
             })?;
             findings.stalls = plain.map(|_| Stalls::read().since(&before));
             if go && !runtime::chosen() && !stop::requested() {
@@ -175,7 +186,11 @@ pub fn measure(
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
     }
-    Ok(Measured { findings, meter, plain })
+    if let Some(file) = data.largest().filter(|_| cold) {
+        observer.begin("reads a file of the program from the disk");
+        findings.cold_cost = ColdCost::measure_file(file)?;
+    }
+    Ok(Measured { findings, meter, plain, data })
 }
 
 /// Runs a Go program for the trace of its garbage collector. Returns `None` after a request to

@@ -65,7 +65,7 @@ struct Row {
 }
 
 /// All short names.
-static ROWS: [Row; 21] = [
+static ROWS: [Row; 22] = [
     Row {
         name: "no-thp",
         value: Value::Without,
@@ -83,6 +83,12 @@ static ROWS: [Row; 21] = [
         value: Value::Optional(Kind::Size, AHEAD),
         meaning: "populate blocks of 4 MiB and more in order of use, by a second thread",
         apply: Apply::PrefaultAhead,
+    },
+    Row {
+        name: "populate-files",
+        value: Value::Optional(Kind::Size, POPULATE),
+        meaning: "populate new mappings of files of this size and more",
+        apply: Apply::PopulateFiles,
     },
     Row {
         name: "huge-text",
@@ -382,6 +388,7 @@ mod tests {
     #[test]
     fn values_reach_the_setting() {
         assert_eq!(parsed("populate=2M"), Ok(Apply::Populate(2 << 20)));
+        assert_eq!(parsed("populate-files=2M"), Ok(Apply::PopulateFiles(2 << 20)));
         assert_eq!(parsed("gogc=150"), Ok(gogc(150)));
         assert_eq!(parsed("malloc-grows=1M"), Ok(malloc_grows(1 << 20)));
         let heap = Apply::environment([("JAVA_TOOL_OPTIONS", "-Xms1024m".into())]);

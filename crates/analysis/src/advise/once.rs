@@ -27,6 +27,10 @@ pub struct Run {
     pub system: f64,
     /// Page faults. Excludes pages populated by a call, unless `counts_populated`.
     pub faults: u64,
+    /// Faults that read from a disk.
+    pub major: u64,
+    /// Bytes read from disks.
+    pub read: u64,
     /// Whether `faults` is the count of `getrusage`, which includes populated pages. It is used
     /// without permission for the kernel's counter of exceptions.
     pub counts_populated: bool,
@@ -88,6 +92,8 @@ pub fn watched(
         processor: usage.user + usage.system,
         system: usage.system,
         faults: counted.unwrap_or(usage.minor_faults),
+        major: usage.major_faults,
+        read: usage.read,
         counts_populated: counted.is_none(),
         thp_off: flags.mostly_off(),
         status: usage.status,
@@ -144,6 +150,8 @@ pub(super) mod tests {
             processor: 1.1,
             system,
             faults,
+            major: 0,
+            read: 0,
             counts_populated: false,
             thp_off: false,
             status: ExitStatus::default(),

@@ -12,6 +12,8 @@ include!(concat!(env!("OUT_DIR"), "/preload.rs"));
 
 /// The variable with the size in bytes from which the library populates mappings.
 pub const BYTES: &str = "FAULTLESS_POPULATE";
+/// The variable with the size in bytes from which the library populates mappings of files.
+pub const FILES: &str = "FAULTLESS_POPULATE_FILES";
 /// The start of the version in each file of the library. The version ends with a zero byte.
 const VERSION: &[u8] = b"faultless-preload ";
 /// The variable with the bytes by which the library populates blocks ahead of their use.
@@ -22,7 +24,7 @@ pub const TEXT: &str = "FAULTLESS_HUGE_TEXT";
 /// operations on standard error.
 pub const REPORT: &str = "FAULTLESS_REPORT";
 /// The variables that request operations.
-pub const VARIABLES: [&str; 3] = [BYTES, AHEAD, TEXT];
+pub const VARIABLES: [&str; 4] = [BYTES, AHEAD, FILES, TEXT];
 /// The variable with the libraries to preload.
 pub const LIBRARIES: &str = "LD_PRELOAD";
 /// The use of the library, for messages.
@@ -70,6 +72,8 @@ pub fn version(contents: &[u8]) -> Option<&str> {
 pub struct Operations {
     /// The size in bytes from which blocks and mappings are populated when they are made.
     pub populate: Option<u64>,
+    /// The size in bytes from which mappings of files are populated when they are made.
+    pub files: Option<u64>,
     /// Large blocks are populated ahead of their use, by at most this number of bytes.
     pub ahead: Option<u64>,
     /// Text is moved to huge pages at the start, in this way.
@@ -109,7 +113,8 @@ impl Operations {
         let populate = self.populate.map(|bytes| (BYTES, bytes.to_string()));
         let text = self.huge_text.map(|way| (TEXT, way.word().to_owned()));
         let ahead = self.ahead.map(|bytes| (AHEAD, bytes.to_string()));
-        populate.into_iter().chain(ahead).chain(text).collect()
+        let files = self.files.map(|bytes| (FILES, bytes.to_string()));
+        populate.into_iter().chain(ahead).chain(files).chain(text).collect()
     }
 
     /// Returns the environment with which the library in the file `library` serves a program.

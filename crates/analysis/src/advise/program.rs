@@ -145,7 +145,7 @@ impl Program {
             Apply::Populate(_) | Apply::PrefaultAhead(_) => {
                 self.not_preloaded().or_else(|| self.hides_blocks())
             }
-            Apply::HugeText(_) => self.not_preloaded(),
+            Apply::HugeText(_) | Apply::PopulateFiles(_) => self.not_preloaded(),
             Apply::Environment(variables) if variables.iter().any(|(name, _)| of_malloc(name)) => {
                 self.without_glibc()
             }

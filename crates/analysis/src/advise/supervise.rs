@@ -30,6 +30,9 @@ const KILLED: Duration = Duration::from_secs(20);
 /// The interval of checks for running processes.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// The bytes of a block in a count of blocks that were read.
+const BLOCK: u64 = 512;
+
 /// The usage of all processes of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
@@ -39,6 +42,10 @@ pub struct Usage {
     pub system: f64,
     /// Faults without disk access, and populated pages.
     pub minor_faults: u64,
+    /// Faults with disk access.
+    pub major_faults: u64,
+    /// Bytes read from disks.
+    pub read: u64,
     /// The end of the first process.
     pub status: ExitStatus,
     /// Processes that were still running after the first process, and were killed.
@@ -54,7 +61,7 @@ pub struct Supervised {
 }
 
 /// Words of a report: the process identifier, the wait status, seconds and microseconds of user and
-/// system time, and faults.
+/// system time, faults without and with disk access, and blocks read.
 type Word = i64;
 
 impl Supervised {
@@ -109,10 +116,12 @@ impl Supervised {
         let mut next = || word(&mut self.report);
         let mut seconds = || Ok::<f64, io::Error>(next()? as f64 + next()? as f64 / 1e6);
         let (user, system) = (seconds()?, seconds()?);
-        let minor_faults = word(&mut self.report)?.cast_unsigned();
+        let mut count = || Ok::<u64, io::Error>(word(&mut self.report)?.cast_unsigned());
+        let (minor_faults, major_faults) = (count()?, count()?);
+        let read = count()? * BLOCK;
         self.supervisor.wait()?;
         let status = ExitStatus::from_raw(status);
-        Ok(Usage { user, system, minor_faults, status, ended })
+        Ok(Usage { user, system, minor_faults, major_faults, read, status, ended })
     }
 
     /// Kills the processes of the program that still run at the deadline. If they do not end, kills
@@ -291,6 +300,8 @@ struct Usages {
     user: i64,
     system: i64,
     faults: i64,
+    major: i64,
+    blocks: i64,
 }
 
 impl Usages {
@@ -299,12 +310,15 @@ impl Usages {
         self.user += micros(usage.ru_utime);
         self.system += micros(usage.ru_stime);
         self.faults += usage.ru_minflt;
+        self.major += usage.ru_majflt;
+        self.blocks += usage.ru_inblock;
     }
 
-    fn words(&self) -> [Word; 5] {
+    fn words(&self) -> [Word; 7] {
         const SECOND: i64 = 1_000_000;
-        let Self { user, system, faults } = *self;
-        [user / SECOND, user % SECOND, system / SECOND, system % SECOND, faults]
+        let Self { user, system, faults, major, blocks } = *self;
+        let (whole, part) = (|time: i64| time / SECOND, |time: i64| time % SECOND);
+        [whole(user), part(user), whole(system), part(system), faults, major, blocks]
     }
 }
 

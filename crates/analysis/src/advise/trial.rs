@@ -10,6 +10,7 @@
 //! the statistics.
 
 use super::answer::Answer;
+use super::cold::{ColdSetting, ColdStart, DataFiles};
 use super::costs::Meter;
 use super::file::Advice;
 use super::interval::Saving;
@@ -32,15 +33,21 @@ pub struct Tried<'a> {
     pub apply: &'a Apply,
     /// The prediction.
     pub item: Option<&'a Item>,
+    /// The predicted saving of elapsed time with a cold page cache, in nanoseconds.
+    pub elapsed: Option<f64>,
 }
 
 impl<'a> Tried<'a> {
     fn of_item(item: &'a Item) -> Self {
-        Self { name: &item.name, apply: &item.apply, item: Some(item) }
+        Self { name: &item.name, apply: &item.apply, item: Some(item), elapsed: None }
     }
 
     fn of_open(open: &'a Open) -> Self {
-        Self { name: &open.name, apply: &open.apply, item: None }
+        Self { name: &open.name, apply: &open.apply, item: None, elapsed: None }
+    }
+
+    fn of_cold(setting: &'a ColdSetting) -> Self {
+        Self { elapsed: Some(setting.saving), ..Self::of_open(&setting.open) }
     }
 }
 
@@ -64,6 +71,17 @@ pub fn candidates<'a>(answer: &'a Answer<'_>, consent: bool) -> (Vec<Tried<'a>>,
     });
     let open = open.map(Tried::of_open);
     (able.into_iter().map(Tried::of_item).chain(open).collect(), left)
+}
+
+/// Returns the settings to try with a cold page cache, and those that require a change of
+/// system-wide settings, which `consent` permits.
+pub fn cold_candidates(start: &ColdStart, consent: bool) -> (Vec<Tried<'_>>, Vec<&Open>) {
+    let of_system = |setting: &&ColdSetting| matches!(setting.open.apply, Apply::Sysfs(..));
+    let able = start.settings.iter().filter(|it| it.open.apply != Apply::Nothing);
+    let (system, process): (Vec<_>, Vec<_>) = able.partition(of_system);
+    let left = system.iter().filter(|_| !consent).map(|setting| &setting.open).collect();
+    let system = system.into_iter().filter(|_| consent);
+    (process.into_iter().chain(system).map(Tried::of_cold).collect(), left)
 }
 
 /// The runs of one advice.
@@ -97,18 +115,20 @@ impl<'a> Trial<'a> {
 }
 
 /// Runs `command` in `rounds` pairs for each of `tried`, with a measurement of costs by `meter`
-/// before each round. `expected` is the exit status of the plain run. After a request to stop or a
-/// failure the result has the complete pairs. Also returns the failure: the program cannot be
-/// started, a setting cannot be changed, or the host has too little memory.
+/// before each round. The files `cold` are dropped from the page cache before each run. `expected`
+/// is the exit status of the plain run. After a request to stop or a failure the result has the
+/// complete pairs. Also returns the failure: the program cannot be started, a setting cannot be
+/// changed, a file cannot be read, or the host has too little memory.
 pub fn run<'a>(
     (command, expected): (&[OsString], ExitStatus),
     tried: &[Tried<'a>],
     rounds: u16,
     meter: (&mut Meter, u64),
+    cold: Option<&DataFiles>,
     observer: &dyn Observer,
 ) -> (Vec<Trial<'a>>, Option<Error>) {
     let mut trials: Vec<_> = tried.iter().copied().map(Trial::new).collect();
-    let ended = add_pairs((command, expected), &mut trials, rounds, meter, observer);
+    let ended = add_pairs((command, expected), &mut trials, rounds, meter, cold, observer);
     (trials, ended.err())
 }
 
@@ -118,6 +138,7 @@ fn add_pairs(
     trials: &mut [Trial<'_>],
     rounds: u16,
     (meter, memory): (&mut Meter, u64),
+    cold: Option<&DataFiles>,
     observer: &dyn Observer,
 ) -> Result<(), Error> {
     // A random order prevents that an advice always follows the same other advice.
@@ -137,6 +158,7 @@ fn add_pairs(
                 };
                 observer.begin(&format!("run {round} of {rounds}, {name}"));
                 meter.prepare(memory, observer)?;
+                cold.map_or(Ok(()), DataFiles::drop_pages)?;
                 // An incomplete pair is discarded.
                 let Some(run) = once(command, apply, observer)? else { return Ok(()) };
                 pair[with] = Some(run);
@@ -161,6 +183,8 @@ pub struct Compared<'a> {
     pub predicted: Option<f64>,
     /// The measured saving, in seconds of processor time; `None` if no pair succeeded.
     pub saving: Option<Saving>,
+    /// The predicted saving of elapsed time with a cold page cache, in seconds.
+    pub predicted_elapsed: Option<f64>,
     /// The saving of the median elapsed time, in seconds; negative for a longer time.
     pub elapsed: f64,
     /// The saving of the median number of faults; negative for more faults.
@@ -205,12 +229,13 @@ impl Trial<'_> {
         });
         // The count of `getrusage` includes populated pages, so it does not show their effect.
         let counted = !self.runs().any(|run| run.counts_populated)
-            || !matches!(self.tried.apply, Apply::Populate(_));
+            || !matches!(self.tried.apply, Apply::Populate(_) | Apply::PopulateFiles(_));
         Some(Compared {
             name: self.tried.name,
             apply: self.tried.apply,
             predicted: now,
             saving,
+            predicted_elapsed: self.tried.elapsed.map(|saving| saving / 1e9),
             elapsed: self.saving(|run| run.wall),
             faults,
             moved: !counted || item.is_none_or(|item| item.moved(faults)),
@@ -254,6 +279,10 @@ impl Compared<'_> {
         if let Some(predicted) = self.predicted {
             figures.figure(&context, "predicted_seconds", "s", Number::Real(predicted))?;
         }
+        if let Some(predicted) = self.predicted_elapsed {
+            let metric = "predicted_elapsed_saving_seconds";
+            figures.figure(&context, metric, "s", Number::Real(predicted))?;
+        }
         let failed = Number::Whole(self.failed);
         figures.figure(&context, "failed_runs", "count", failed)?;
         let Some(saving) = self.saving else { return Ok(()) };
@@ -294,7 +323,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     fn trial(name: &str) -> Trial<'_> {
-        Trial::new(Tried { name, apply: &Apply::Nothing, item: None })
+        Trial::new(Tried { name, apply: &Apply::Nothing, item: None, elapsed: None })
     }
 
     /// A program that fails with the advice takes no time, so the advice would seem to save all of
@@ -356,7 +385,7 @@ mod tests {
         std::os::unix::fs::symlink("/bin/sh", &program).expect("a link");
         // The fourth run removes the program.
         let script = "echo >> $1; [ $(wc -l < $1) = 4 ] && rm $0; exit 0";
-        let tried = [Tried { name: "nothing", apply: &Apply::Nothing, item: None }];
+        let tried = [Tried { name: "nothing", apply: &Apply::Nothing, item: None, elapsed: None }];
         let mut meter = Meter::new(false, false).expect("memory");
         let command = [
             program.clone().into_os_string(),
@@ -366,7 +395,7 @@ mod tests {
             count.into_os_string(),
         ];
         let plain = (&command[..], ExitStatus::default());
-        let (trials, failure) = super::run(plain, &tried, 5, (&mut meter, 1 << 20), &());
+        let (trials, failure) = super::run(plain, &tried, 5, (&mut meter, 1 << 20), None, &());
         assert!(matches!(failure, Some(Error::Host { .. })), "{failure:?}");
         assert_eq!(trials[0].with.len(), 2);
     }

@@ -2,8 +2,10 @@
 //! whole system.
 
 use crate::error::CliError;
+use faultless_analysis::advise::cold;
 use faultless_analysis::advise::findings::Findings;
-use faultless_analysis::number::{grouped, plural};
+use faultless_analysis::advise::item::size;
+use faultless_analysis::number::{fixed, grouped, plural};
 use std::io::Write;
 
 /// Pages of a cause below which a line is not worth the reader's time.
@@ -16,6 +18,7 @@ const FEW: u64 = 1000;
 pub fn print(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
     print_allocators(findings, out)?;
     print_forks(findings, out)?;
+    print_cold(findings, out)?;
     print_stalls(findings, out)
 }
 
@@ -62,6 +65,41 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     Ok(())
 }
 
+/// Prints the reads of a cold start, and the settings that save elapsed time.
+fn print_cold(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
+    let Some(cost) = &findings.cold_cost else { return Ok(()) };
+    let Some(start) = cold::start(&findings.files, cost) else { return Ok(()) };
+    writeln!(
+        out,
+        " With a cold page cache the mapped files are predicted to need {}.",
+        start.describe()
+    )?;
+    let worth: Vec<_> = start.settings.iter().filter(|it| start.is_worth(it)).collect();
+    if worth.is_empty() {
+        writeln!(
+            out,
+            "   No setting saves 10 % of this time: neither read-ahead nor populated mappings."
+        )?;
+    }
+    for setting in worth {
+        let open = &setting.open;
+        let more = match setting.more {
+            0 => String::new(),
+            more @ 1.. => format!("; {} more in the page cache", size(more.unsigned_abs())),
+            fewer => format!("; {} less in the page cache", size(fewer.unsigned_abs())),
+        };
+        writeln!(
+            out,
+            "   {}: predicted to save {} s of elapsed time: {}{more}\n     {}",
+            open.name,
+            fixed(setting.saving / 1e9, 3),
+            open.why,
+            open.action
+        )?;
+    }
+    Ok(())
+}
+
 /// Prints the events of the whole system during the run.
 fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
     let Some(stalls) = findings.stalls else { return Ok(()) };
@@ -84,6 +122,7 @@ fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faultless_analysis::advise::cold::ColdCost;
     use faultless_analysis::advise::forks::ForkCost;
     use faultless_analysis::advise::linked::Linked;
     use faultless_analysis::advise::program::Program;
@@ -91,6 +130,7 @@ mod tests {
     use faultless_analysis::advise::sysfs::{Shmem, Sizes};
     use faultless_analysis::replay::Source;
     use faultless_trace::discard::Discards;
+    use faultless_trace::files::{Files, Reads};
     use faultless_trace::fork::Forks;
     use faultless_trace::recordings;
 
@@ -120,6 +160,21 @@ mod tests {
         findings.forks = Forks { forks: 1, entries: 5000, most: 5000, ..Forks::default() };
         findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0 });
         findings.stalls = Some(Stalls { major: 3, ..Stalls::default() });
+        let reads = |around, pages| Reads { around, pages, ..Reads::default() };
+        findings.files = Files {
+            data_pages: 16_384,
+            data_used: 200,
+            cold: [reads(200, 6400), reads(200, 25_600), reads(60, 16_384), reads(8, 16_384)],
+            ..Files::default()
+        };
+        findings.cold_cost = Some(ColdCost {
+            read: [2e5, 4e5, 8e5, 3e6],
+            single: 1e5,
+            in_sequence: 1e3,
+            populated: 1e4,
+            now: 1,
+            setting: Some("/sys/x/read_ahead_kb".into()),
+        });
         let text = printed(&findings);
         for part in [
             "The allocator is tcmalloc of gperftools.",
@@ -127,9 +182,18 @@ mod tests {
             "interrupted other CPUs 6 times at most",
             "1 fork copied 5,000 entries of page tables",
             "predicted to take 0.6 ms of processor time",
+            "are predicted to need 200 reads (0 in sequence) of 100 MiB in sum, 0.080 s of elapsed",
+            "read-ahead 8 MiB: predicted to save 0.056 s of elapsed time: 8 reads of 64 MiB in sum; \
+             36 MiB less in the page cache",
+            "echo 8192 > /sys/x/read_ahead_kb",
             "during the run: 3 faults read from disk (a cold page cache).",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("populate file mappings"), "costs 0.084 s: {text}");
+        let cost = findings.cold_cost.as_mut().expect("above");
+        (cost.now, cost.read) = (3, [1e6; 4]);
+        let text = printed(&findings);
+        assert!(text.contains("No setting saves 10 % of this time"), "{text}");
     }
 }

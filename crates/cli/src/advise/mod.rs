@@ -67,6 +67,10 @@ pub struct AdviseArgs {
     /// With --try, run N pairs for each setting, one run of each pair without the setting
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = within(2..=1000_u16), requires = "trial")]
     pub rounds: u16,
+    /// With --try, drop the data files that the program maps from the page cache before each run,
+    /// and try the settings for a cold page cache
+    #[arg(long, requires = "trial")]
+    pub cold: bool,
     /// Permit changes of system-wide settings (sizes of huge pages) during measurements. They are
     /// restored afterwards, also if the command is killed
     #[arg(long)]
@@ -177,7 +181,7 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
         let _guard = interrupt::ends_at_once();
         count(&source, program, &progress)?
     };
-    let measured = measure(findings, command, args.sysfs, &progress)?;
+    let measured = measure(findings, command, args.sysfs, args.cold, &progress)?;
     drop(progress);
     let (advice, written) = advise(args, &source, measured, &mut json, (&export, html))?;
     // The failure of one file must not prevent the others.
@@ -201,7 +205,7 @@ fn advise(
     json: &mut Json,
     (export, html): (&Export, Html),
 ) -> Result<(Vec<Advice>, Result<(), CliError>), CliError> {
-    let Measured { findings, mut meter, plain } = measured;
+    let Measured { findings, mut meter, plain, data } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
     let (out, style) = report::output(&args.json);
     let mut out = Copied { out, text: Vec::new() };
@@ -216,7 +220,7 @@ fn advise(
     }
     let stacks = export.stacks(&answer, &source.trace);
     let (advice, tried) = if args.trial {
-        trial::run(args, &mut meter, &answer, (&mut out, style), (json, &context))?
+        trial::run(args, &mut meter, (&answer, &data), (&mut out, style), (json, &context))?
     } else {
         (answer.chosen(), Vec::new())
     };

@@ -7,11 +7,13 @@ use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{Style, table};
 use faultless_analysis::advise::answer::{Answer, WORTH};
+use faultless_analysis::advise::cold::{ColdStart, DataFiles};
 use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::file::Advice;
 use faultless_analysis::advise::interval::FEWEST;
+use faultless_analysis::advise::item::size;
 use faultless_analysis::advise::once::Run;
-use faultless_analysis::advise::trial::{self, Compared, Trial, candidates};
+use faultless_analysis::advise::trial::{self, Compared, Trial, candidates, cold_candidates};
 use faultless_analysis::number::{fixed, plural};
 use faultless_analysis::rates::median;
 use faultless_analysis::{Context, Error};
@@ -34,13 +36,27 @@ pub struct Tried {
 pub fn run(
     args: &AdviseArgs,
     meter: &mut Meter,
-    answer: &Answer<'_>,
+    (answer, data): (&Answer<'_>, &DataFiles),
     (out, style): (&mut dyn Write, Style),
     (json, context): (&mut Json, &Context),
 ) -> Result<(Vec<Advice>, Vec<Tried>), CliError> {
-    let (tried, left) = candidates(answer, args.sysfs);
-    for item in left {
-        writeln!(out, " {} is a setting of the whole system: --sysfs permits a trial", item.name)?;
+    let cold_start = answer.cold_start();
+    let (tried, left): (_, Vec<&str>) = match (args.cold, &cold_start) {
+        (false, _) => {
+            let (tried, left) = candidates(answer, args.sysfs);
+            (tried, left.into_iter().map(|item| &*item.name).collect())
+        }
+        (true, Some(start)) => {
+            let (tried, left) = cold_candidates(start, args.sysfs);
+            (tried, left.into_iter().map(|open| &*open.name).collect())
+        }
+        (true, None) => {
+            writeln!(out, " {NO_FILES}")?;
+            return Ok((Vec::new(), Vec::new()));
+        }
+    };
+    for name in left {
+        writeln!(out, " {name} is a setting of the whole system: --sysfs permits a trial")?;
     }
     if tried.is_empty() {
         writeln!(
@@ -57,7 +73,8 @@ pub fn run(
         return Ok((Vec::new(), Vec::new()));
     };
     let reporting = meter.costs().reporting();
-    let (trials, failure) = measured((args, plain), &tried, meter, answer);
+    let cold = args.cold.then_some(data);
+    let (trials, failure) = measured((args, plain), &tried, meter, (answer, cold));
     let unchanged = trials.iter().flat_map(Trial::unchanged);
     let predicted = answer.predict_beside(&meter.costs(), unchanged);
     let results: Vec<_> = trials.iter().filter_map(|trial| trial.compared(&predicted)).collect();
@@ -69,6 +86,9 @@ pub fn run(
     if !results.is_empty() {
         writeln!(out, "\n{rows}\n")?;
         print_remarks(out, &trials, &results, meter.costs().page)?;
+        if let (Some(start), Some(data)) = (&cold_start, cold) {
+            print_cold(out, &trials, &results, (start, data, plain))?;
+        }
         print_runs(out, &trials, reporting)?;
     } else if interrupt::requested() {
         writeln!(out, "{NOT_TRIED}")?;
@@ -92,12 +112,59 @@ fn measured<'a>(
     (args, plain): (&AdviseArgs, Run),
     tried: &[trial::Tried<'a>],
     meter: &mut Meter,
-    answer: &Answer<'_>,
+    (answer, cold): (&Answer<'_>, Option<&DataFiles>),
 ) -> (Vec<Trial<'a>>, Option<Error>) {
     let progress = Progress::new(u64::from(args.rounds) * 2 * tried.len() as u64);
     let memory = answer.findings.most_bytes();
     let program = (&args.program[..], plain.status);
-    trial::run(program, tried, args.rounds, (meter, memory), &progress)
+    trial::run(program, tried, args.rounds, (meter, memory), cold, &progress)
+}
+
+/// The end of `--cold` without a large mapping of a file on a disk.
+const NO_FILES: &str = "\
+No setting was tried: the program maps no file of 8 MiB or more on a disk. Without --cold the settings are tried with a warm page cache.";
+
+/// Prints the conditions of runs with a cold page cache, and the predictions of elapsed time.
+fn print_cold(
+    out: &mut dyn Write,
+    trials: &[Trial<'_>],
+    results: &[Compared<'_>],
+    (start, data, warm): (&ColdStart, &DataFiles, Run),
+) -> Result<(), CliError> {
+    let of = |value: fn(&Run) -> f64| {
+        let values: Vec<_> = trials.iter().flat_map(|trial| &trial.before).map(value).collect();
+        median(&values).unwrap_or(0.0)
+    };
+    writeln!(
+        out,
+        " Cold page cache: the program maps {} of {}, which left the page cache before each run.",
+        plural(data.count(), "data file"),
+        size(data.bytes())
+    )?;
+    let (elapsed, major) = (of(|run| run.wall), of(|run| run.major as f64));
+    writeln!(
+        out,
+        " A run without a setting takes {} s of elapsed time, with {} and {} read; the first run without the recorder took {} s, with {} and {} read.",
+        fixed(elapsed, 3),
+        plural(major as u64, "major fault"),
+        size(of(|run| run.read as f64) as u64),
+        fixed(warm.wall, 3),
+        plural(warm.major, "major fault"),
+        size(warm.read)
+    )?;
+    writeln!(out, " Predicted for the reads: {}.", start.describe())?;
+    for result in results {
+        let Some(predicted) = result.predicted_elapsed else { continue };
+        let error = 100.0 * (predicted - result.elapsed).abs() / elapsed.max(1e-9);
+        writeln!(
+            out,
+            " Elapsed, {}: predicted to save {} s, measured {} s; the difference is {error:.0} % of a run.",
+            result.name,
+            fixed(predicted, 3),
+            fixed(result.elapsed, 3)
+        )?;
+    }
+    Ok(())
 }
 
 /// Returns the cells of a row.
@@ -219,6 +286,7 @@ mod tests {
             apply: &Apply::Nothing,
             predicted: Some(0.5),
             saving,
+            predicted_elapsed: None,
             elapsed: -0.0001,
             faults: 3.0,
             moved: true,

@@ -1,0 +1,42 @@
+//! Populates a new mapping of a file at once, by `MADV_POPULATE_READ` (Linux 5.14).
+//!
+//! A mapping is populated if it has at least as many bytes as the variable
+//! `FAULTLESS_POPULATE_FILES` specifies, and no code. Without the variable, or if the kernel
+//! refuses, no page is populated. A part of the file that is not in the page cache is read.
+
+use crate::environment::Size;
+use crate::{page, syscall};
+use core::ffi::c_int;
+
+/// The advice that populates pages for reading.
+const MADV_POPULATE_READ: c_int = 22;
+/// For smaller mappings the call costs more than the faults.
+const LEAST: usize = 64 << 10;
+const PROT_READ: c_int = 1;
+const PROT_EXEC: c_int = 4;
+const MAP_ANONYMOUS: c_int = 0x20;
+/// `MAP_POPULATE`: the kernel has populated the mapping.
+const MAP_POPULATE: c_int = 0x8000;
+
+/// The minimum size in bytes of a populated mapping.
+static FROM: Size = Size::new(b"FAULTLESS_POPULATE_FILES=", LEAST);
+
+/// Returns the minimum size in bytes of a populated mapping.
+#[inline]
+pub fn from() -> usize {
+    FROM.get()
+}
+
+/// Returns whether a mapping with these arguments has the data of a file.
+pub fn is_data(prot: c_int, flags: c_int) -> bool {
+    flags & (MAP_ANONYMOUS | MAP_POPULATE) == 0 && prot & (PROT_READ | PROT_EXEC) == PROT_READ
+}
+
+/// Populates a new mapping.
+#[cold]
+pub fn made(start: usize, bytes: usize) {
+    // A mapping starts at a page, and its last page can be used in whole.
+    let end = start + bytes.next_multiple_of(page::size());
+    // SAFETY: the program has just mapped the pages, and populating for reading changes no byte.
+    let _ = unsafe { syscall::madvise(start, end - start, MADV_POPULATE_READ) };
+}
