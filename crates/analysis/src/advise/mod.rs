@@ -2,7 +2,8 @@
 //! it.
 //!
 //! The program is recorded once, and runs once without a recorder. A Go program runs once more, for
-//! the trace of its garbage collector ([`collector`]). The recording yields the effect of each
+//! the trace of its garbage collector ([`collector`]), and a large program with jemalloc for the
+//! size of the metadata ([`metadata`]). The recording yields the effect of each
 //! setting in faults ([`findings`]), measurements on this host the cost of a fault ([`costs`]), and
 //! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
 //! is applied to pairs of runs ([`trial`]), which gives the measured saving.
@@ -12,6 +13,7 @@ mod allocator;
 pub mod answer;
 mod blocks;
 pub mod collector;
+pub mod commit;
 pub mod costs;
 mod counter;
 pub mod effect;
@@ -26,11 +28,14 @@ pub mod items;
 pub mod library;
 pub mod linked;
 pub mod mapped_files;
+pub mod metadata;
 pub mod named;
 pub mod once;
 pub mod others;
 pub mod preload;
 pub mod program;
+pub mod python;
+pub mod retain;
 mod runtime;
 pub mod sampled;
 pub mod sites;
@@ -40,6 +45,7 @@ pub mod sysfs;
 mod thp_flag;
 pub mod time;
 pub mod trial;
+pub mod variables;
 
 use crate::error::Error;
 use crate::observer::Observer;
@@ -54,11 +60,13 @@ use forks::ForkCost;
 use item::Apply;
 use linked::Seen;
 use mapped_files::FileCost;
+use metadata::Metadata;
 use once::{Run, watched};
 use program::Program;
 use stalls::Stalls;
 use std::ffi::OsString;
 use sysfs::{Shmem, Sizes};
+use variables::Variables;
 
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
@@ -150,9 +158,23 @@ pub fn measure(
         }
     }
     findings.program.purges |= seen.purges();
+    findings.program.unretains |= seen.unretains();
+    findings.program.variables.add(seen.variables());
+    if command.is_some() {
+        findings.program.variables.add(&Variables::own());
+    }
     findings.add_allocators(seen.allocators());
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
+    }
+    if let Some(command) = command.filter(|_| !findings.census.asks_for_huge && !stop::requested())
+        && let Some(linked) = metadata::candidate(&findings)
+    {
+        observer.note(
+            "the program runs once more, for the size of jemalloc's metadata; its input is empty, its output is discarded, and Ctrl-C ends this run",
+        );
+        observer.begin("runs the program with huge pages requested for metadata");
+        findings.metadata = Metadata::of_run(command, linked)?;
     }
     Ok(Measured { findings, meter, plain })
 }

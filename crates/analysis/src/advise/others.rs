@@ -5,13 +5,15 @@ use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
 use super::linked::Linked;
-use super::named;
+use super::named::{self, DELAY};
 use super::sysfs::Mode;
 use super::time::{folio_time, touch_time};
+use super::{commit, metadata, retain};
 use crate::number::{grouped, plural};
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios_of};
+use faultless_trace::discard::AGES;
 use faultless_trace::event::{Backing, Event, Kind};
 use faultless_trace::plan::PlanError;
 
@@ -53,14 +55,19 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let mut items = Vec::new();
     for linked in &findings.program.others {
         items.extend(keeps(linked, findings, costs));
+        items.extend(later(linked, findings, costs));
         items.extend(huge(linked, findings, costs));
+        items.extend(retain::predicted(linked, findings, costs));
+        items.extend(commit::predicted(linked, findings, costs));
     }
+    items.extend(metadata::predicted(findings, costs));
     items
 }
 
 /// The allocator keeps freed memory.
 fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::keeps(linked).filter(|_| !is_purged(linked, findings))?;
+    let purged = is_purged(linked, findings) || retain::is_off(linked, findings);
+    let apply = named::keeps(linked).filter(|_| !purged)?;
     let discards = findings.discards;
     let refilled = discards.refilled as f64;
     (discards.calls > 0).then(|| Item {
@@ -77,6 +84,30 @@ fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
         apply,
         at_best: 0.0,
         remarks: vec!["memory that the program no longer uses stays resident; interrupts to other CPUs are not counted"],
+    })
+}
+
+/// mimalloc returns free pages later.
+fn later(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
+    let apply = named::delay(linked, DELAY)?;
+    let discards = findings.discards;
+    let at = AGES.iter().position(|age| *age == DELAY * 1000)?;
+    let spared = discards.refilled_within[at];
+    // A page that comes back is one of those that a call frees.
+    let calls = discards.calls as f64 * spared as f64 / discards.pages.max(1) as f64;
+    (spared > 0).then(|| Item {
+        name: "mimalloc returns memory later".into(),
+        action: format!(
+            "{} spares {} faults on pages that came back within this time",
+            shown(&apply),
+            grouped(spared)
+        ),
+        saving: spared as f64 * touch_time(findings, costs) + calls * costs.mapping,
+        spared: Some(findings.spared(spared as f64 * findings.single())),
+        unused: discards.peak_free * PAGE_SIZE,
+        apply,
+        at_best: 0.0,
+        remarks: vec!["memory that the program no longer uses stays resident for this time"],
     })
 }
 
@@ -104,7 +135,10 @@ pub fn open(findings: &Findings) -> Vec<Open> {
     let mut out = Vec::new();
     for linked in &findings.program.others {
         match linked {
-            Linked::Jemalloc { variable, .. } => jemalloc(variable, linked, findings, &mut out),
+            Linked::Jemalloc { variable, .. } => {
+                jemalloc(variable, linked, findings, &mut out);
+                out.extend(retain::open(linked, findings));
+            }
             Linked::Gperftools if findings.sizes.mode(LARGEST) == Mode::Madvise => {
                 out.push(none(
                     "tcmalloc on THP",
@@ -118,6 +152,7 @@ pub fn open(findings: &Findings) -> Vec<Open> {
             _ => {}
         }
     }
+    out.extend(metadata::open(findings));
     out
 }
 
@@ -193,7 +228,7 @@ fn short(linked: &Linked) -> &'static str {
 }
 
 /// Returns variables in the form of a shell.
-fn shown(apply: &Apply) -> String {
+pub fn shown(apply: &Apply) -> String {
     let Apply::Environment(variables) = apply else { return String::new() };
     let words = variables.iter().map(|(name, value)| format!("{name}={value}"));
     words.collect::<Vec<_>>().join(" ")
@@ -209,7 +244,7 @@ mod tests {
 
     fn rust() -> Linked {
         let variable = "_RJEM_MALLOC_CONF".to_owned();
-        Linked::Jemalloc { variable, version: None, decays: true, huge: true }
+        Linked::Jemalloc { variable, version: None, decays: true, huge: true, retains: true }
     }
 
     /// Returns a program with these allocators, 5 calls, and 3,000 pages that come back.
@@ -219,7 +254,33 @@ mod tests {
             Discards { calls: 5, refilled: 3000, peak_free: 700, ..Discards::default() };
         findings.program.others = others;
         findings.arenas_huge = None;
+        // A small heap, whose metadata is not worth a line.
+        findings.now.outcome.faults = findings.now.mapped[0].min(1000);
+        findings.now.mapped[0] = findings.now.outcome.faults;
         findings
+    }
+
+    #[test]
+    fn pages_that_come_back_soon_are_spared_by_a_longer_delay() {
+        let delay = Some("MIMALLOC_PURGE_DELAY");
+        let (purges, decommits, allows, requests) = (true, false, true, false);
+        let eager = Vec::new();
+        let mut findings =
+            with(vec![Linked::Mimalloc { purges, decommits, allows, requests, delay, eager }]);
+        findings.discards.pages = 4000;
+        let names = |findings: &Findings| {
+            let items = predicted(findings, &costs());
+            items.into_iter().map(|item| item.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&findings), ["mimalloc keeps memory"]);
+        findings.discards.refilled_within = [100, 200, 2000, 3000];
+        let items = predicted(&findings, &costs());
+        let got = find(&items, "mimalloc returns memory later");
+        // Half of the freed pages come back within one second.
+        assert_eq!(got.saving, 2000.0 * 2300.0 + 5.0 * 0.5 * 500.0);
+        assert_eq!((got.spared, got.unused), (Some(2000.0), 700 * PAGE_SIZE));
+        let value = "1000".to_owned();
+        assert_eq!(got.apply, Apply::environment([("MIMALLOC_PURGE_DELAY", value)]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::item::Apply;
 use super::linked::{self, Linked};
+use super::variables::Variables;
 use faultless_trace::Trace;
 use faultless_trace::record::{find_program, has_capabilities};
 use memchr::memmem;
@@ -60,6 +61,10 @@ pub struct Program {
     pub others: Vec<Linked>,
     /// The program itself requests jemalloc to return all free memory.
     pub purges: bool,
+    /// The program's file contains settings with which jemalloc returns address space.
+    pub unretains: bool,
+    /// The variables of allocators in its environment, as far as known.
+    pub variables: Variables,
     /// The program has other rights than its user, so the loader ignores variables.
     pub privileged: bool,
     /// Made for another machine, such as one with 32-bit addresses.
@@ -116,8 +121,9 @@ impl Program {
         variables.iter().any(|(name, _)| unknown.without_allocator(name).is_some())
     }
 
-    /// Examines the libraries of the running process `pid`.
+    /// Examines the libraries and the environment of the running process `pid`.
     pub fn add_mapped(&mut self, pid: i32) {
+        self.variables.add(&Variables::of_process(pid));
         self.add_allocators(linked::mapped(pid));
     }
 
@@ -256,6 +262,8 @@ impl Program {
             allocator: others,
             others: Vec::new(),
             purges: linked::purges(bytes),
+            unretains: linked::unretains(bytes),
+            variables: Variables::default(),
             privileged: false,
             foreign: !is_of_this_machine(&file),
         }
@@ -425,8 +433,13 @@ mod tests {
             assert!(why(&glibc, name).is_some_and(|why| why.contains(word)), "{name}");
             assert_eq!(why(&Program::default(), name), None, "an unknown file");
         }
-        let jemalloc =
-            Linked::Jemalloc { variable: CONF.to_owned(), version: None, decays: true, huge: true };
+        let jemalloc = Linked::Jemalloc {
+            variable: CONF.to_owned(),
+            version: None,
+            decays: true,
+            huge: true,
+            retains: true,
+        };
         let with = Program { allocator: true, others: vec![jemalloc], ..Program::default() };
         assert_eq!(why(&with, "jemalloc-thp"), None);
         assert!(why(&with, "mimalloc-thp").is_some());
