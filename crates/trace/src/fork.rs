@@ -92,12 +92,13 @@ impl Forks {
                     parent.blocks.fork(&parent.private, is_most, &mut out.huge);
                     parent.inherited.clone_from(&parent.private);
                     let mut copy = parent.clone();
-                    copy.parent = Some(process);
+                    copy.is_child = true;
+                    copy.sharers.push(process);
                     copy.living = 0;
                     copy.threads = 1;
                     copy.copied_entries = Some(entries);
+                    copy.sharers.iter().for_each(|at| memories[*at].living += 1);
                     memories[to] = copy;
-                    count_living(&mut memories, to, |living| living + 1);
                 }
                 Kind::Spawn { child, birth } => {
                     let to = trace.threads[child as usize].process as usize;
@@ -121,26 +122,18 @@ impl Forks {
                 kind => memories[process].step(kind, &mut out),
             }
         }
-        let children = memories.iter().filter(|memory| memory.parent.is_some());
+        let children = memories.iter().filter(|memory| memory.is_child);
         out.still_shared = children.map(|memory| memory.inherited.len()).sum();
         Ok(out)
     }
 }
 
-/// Handles the end of the memory of `process`, which a child shares no longer.
+/// Handles the end of the memory of `process`: other processes share it no longer.
 fn end(memories: &mut [Memory], process: usize) {
-    if !std::mem::replace(&mut memories[process].ended, true) {
-        count_living(memories, process, |living| living.saturating_sub(1));
+    for ancestor in std::mem::take(&mut memories[process].sharers) {
+        memories[ancestor].living -= 1;
     }
-}
-
-/// Changes the number of living descendants of all ancestors of `child`.
-fn count_living(memories: &mut [Memory], child: usize, change: impl Fn(u64) -> u64) {
-    let mut ancestor = memories[child].parent;
-    while let Some(at) = ancestor {
-        memories[at].living = change(memories[at].living);
-        ancestor = memories[at].parent;
-    }
+    memories.iter_mut().for_each(|memory| memory.sharers.retain(|at| *at != process));
 }
 
 /// The private memory of a process, in pages.
@@ -155,12 +148,12 @@ struct Memory {
     brk: Option<u64>,
     /// The blocks of 2 MiB that could be huge pages.
     blocks: Blocks,
-    /// The process that made this process by `fork`.
-    parent: Option<usize>,
-    /// Processes that share pages with this process: its descendants without their own program.
+    is_child: bool,
+    /// The ancestors that share pages with this process: those without another program since.
+    sharers: Vec<usize>,
+    /// The number of descendants that share pages with this process.
     living: u64,
     threads: u64,
-    ended: bool,
     /// The entries that the fork of this child copied.
     copied_entries: Option<u64>,
 }
@@ -210,13 +203,13 @@ impl Memory {
 
     /// Counts a store to an inherited page.
     fn copy(&mut self, page: u64, stack: StackId, out: &mut Forks) {
-        let copied = match (self.parent, self.living) {
-            (Some(_), _) => Copied { by_child: 1, by_parent: 0 },
-            (None, 0) => {
+        let copied = match (self.is_child, self.living) {
+            (true, _) => Copied { by_child: 1, by_parent: 0 },
+            (false, 0) => {
                 out.reused += 1;
                 return;
             }
-            (None, _) => Copied { by_parent: 1, by_child: 0 },
+            (false, _) => Copied { by_parent: 1, by_child: 0 },
         };
         self.blocks.copy(page, &mut out.huge);
         out.copied.add(&copied);
@@ -334,6 +327,28 @@ mod tests {
             let got = forked(Backing::Anon, &events);
             assert_eq!((got.copied.by_parent, got.reused), (1, 2), "{ends:?}");
         }
+    }
+
+    /// The grandchild still shares pages after its parent has executed a program.
+    #[test]
+    fn pages_are_shared_with_each_living_descendant() {
+        let first = [map(Backing::Anon)].into_iter().chain((0..40).map(|page| fault(page, false)));
+        let mut trace = Trace::of_one_thread(first);
+        for process in 1..3 {
+            trace.processes.push(ProcessInfo { parent: Some(process - 1) });
+            trace.threads.push(ThreadInfo { process, name: String::new() });
+        }
+        let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
+        push(0, Kind::Spawn { child: 1, birth: Birth::Fork });
+        push(1, Kind::Spawn { child: 2, birth: Birth::Fork });
+        push(1, Kind::Exec);
+        push(0, fault(0, true));
+        push(2, Kind::Exit);
+        push(0, fault(1, true));
+        push(1, Kind::Exit);
+        push(0, fault(2, true));
+        let got = Forks::of(&trace).expect("a valid trace");
+        assert_eq!((got.copied.by_parent, got.reused), (1, 2));
     }
 
     #[test]

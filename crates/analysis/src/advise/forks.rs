@@ -11,9 +11,10 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::fork::{Forks, HugeForks};
 use memmap2::{Advice, MmapMut};
+use nix::fcntl::OFlag;
 use nix::sys::wait::waitpid;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{ForkResult, fork, pipe, read};
+use nix::unistd::{ForkResult, fork, pipe2, read, write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -146,27 +147,28 @@ fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let nanoseconds =
         |begin: Duration, end: Duration| end.saturating_sub(begin).as_secs_f64() * 1e9;
-    let (end, keep) = pipe().map_err(failed)?;
+    let (end, other_end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
     let begin = now().map_err(failed)?;
-    // SAFETY: the child only calls read, close and _exit, which are async-signal-safe.
+    // SAFETY: the child only calls read and _exit, which are async-signal-safe.
     let forked = unsafe { fork() }.map_err(failed)?;
     match forked {
         ForkResult::Child => {
-            drop(keep);
-            // The parent closes its end after the stores.
+            // The parent writes after its stores. Other children may have the parent's end, too, so
+            // the end of the pipe is no sign.
             _ = read(end.as_fd(), &mut [0]);
             // SAFETY: _exit ends the child without running any code of this process.
             unsafe { libc::_exit(0) }
         }
         ForkResult::Parent { child } => {
-            let forked = now().map_err(failed)?;
+            let forked = now();
             let skip = memory.as_ptr().align_offset(HUGE).min(memory.len());
             for byte in memory[skip..].iter_mut().step_by(HUGE).take(STORES) {
                 *byte = 2;
             }
-            let stored = now().map_err(failed)?;
-            drop(keep);
+            let stored = now();
+            write(&other_end, &[0]).map_err(failed)?;
             waitpid(child, None).map_err(failed)?;
+            let (forked, stored) = (forked.map_err(failed)?, stored.map_err(failed)?);
             Ok((nanoseconds(begin, forked), nanoseconds(forked, stored)))
         }
     }

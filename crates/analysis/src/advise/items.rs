@@ -92,7 +92,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
             }
         }
         // Smaller folios have an entry for each page.
-        let forks = if *order == LARGEST { forks::longer_with_huge(findings) } else { 0.0 };
+        let longer = if *order == LARGEST { forks::longer_with_huge(findings) } else { 0.0 };
         let name = if *order == LARGEST {
             "THP always".into()
         } else {
@@ -101,7 +101,7 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
         Item {
             name,
             action: format!("echo always > {}", file.display()),
-            saving: now - folio_time(with, costs) - forks,
+            saving: now - folio_time(with, costs) - longer,
             spared: Some(findings.fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
