@@ -62,6 +62,38 @@ int main(int argc, char **argv) {
     }
 }
 END
+cat > forks.c <<'END'
+/* Forks with N MiB, in huge pages (1) or single pages (0), 9 times, and prints the median processor time of a fork in microseconds and of a
+   store to each 2 MiB while the child lives. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static int less(const void *a, const void *b) { double x = *(double *)a, y = *(double *)b; return (x > y) - (x < y); }
+static double now(void) { struct timespec t; clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); return t.tv_sec * 1e6 + t.tv_nsec / 1e3; }
+int main(int argc, char **argv) {
+    size_t n = (size_t)atoi(argv[1]) << 20; double f[9], s[9];
+    for (int r = 0; r < 9; r++) {
+        char *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        madvise(p, n, atoi(argv[2]) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        for (size_t i = 0; i < n; i += 4096) p[i] = 1;
+        int end[2]; char byte = 0; if (pipe(end)) return 1;
+        double a = now(); int pid = fork();
+        if (!pid) { if (read(end[0], &byte, 1) < 0) _exit(1); _exit(0); }
+        double b = now();
+        for (size_t i = 4096; i < n; i += 2 << 20) p[i] = 2;
+        double c = now();
+        if (write(end[1], &byte, 1) < 0) return 1;
+        waitpid(pid, 0, 0); close(end[0]); close(end[1]); munmap(p, n);
+        f[r] = b - a; s[r] = (c - b) / (n >> 21);
+    }
+    qsort(f, 9, sizeof *f, less); qsort(s, 9, sizeof *s, less);
+    printf("{\"workload\":\"causes:fork-%s\",\"setting\":\"%s\",\"metric\":\"fork_us\",\"unit\":\"us\",\"value\":%.1f}\n", argv[1], atoi(argv[2]) ? "huge" : "single", f[4]);
+    printf("{\"workload\":\"causes:fork-%s\",\"setting\":\"%s\",\"metric\":\"store_us\",\"unit\":\"us\",\"value\":%.2f}\n", argv[1], atoi(argv[2]) ? "huge" : "single", s[4]);
+}
+END
 cat > memfd.c <<'END'
 /* Maps a memfd of N MiB, shared, and stores to each page. */
 #define _GNU_SOURCE
@@ -114,33 +146,47 @@ for metric, unit, value in [("measured_faults", "count", statistics.median(fault
     print(json.dumps({"workload": f"causes:{name}", "setting": command[-1], "params": {"rounds": rounds}, "metric": metric, "unit": unit, "value": value}))
 END
 : > "$output"
-try() {
-    echo "== $*"
-    "$faultless" advise --try --rounds "$rounds" --json lines.jsonl "$@" 2>/dev/null || echo "${*: -1} ended with $?"
-    cat lines.jsonl >> "$output"
+# Adds the lines of the last command to the output, each with the name of the case.
+add() {
+    "$python" -c 'import json, sys
+for line in open("lines.jsonl"):
+    one = json.loads(line)
+    one["params"]["case"] = sys.argv[1]
+    print(json.dumps(one))' "$1" >> "$output"
 }
-for program in churn blocks snapshot memfd; do gcc -O1 -o $program $program.c; done
+try() {
+    case=$1
+    shift
+    echo "== $case: $*"
+    "$faultless" advise --try --rounds "$rounds" --json lines.jsonl "$@" 2>/dev/null || echo "$case ended with $?"
+    add "$case"
+}
+for program in churn blocks snapshot forks memfd; do gcc -O1 -o $program $program.c; done
 build() { gcc -O1 -o "$2" "$1.c" -Wl,--no-as-needed "$3" 2>/dev/null || { echo "$2 is omitted: $3 is missing"; false; }; }
 # jemalloc without `retain`, and its metadata.
 if build churn churn-je -l:libjemalloc.so.2; then
-    MALLOC_CONF=retain:false try -- ./churn-je 10 64 100
-    build blocks blocks-je -l:libjemalloc.so.2 && try -- ./blocks-je 512
+    MALLOC_CONF=retain:false try jemalloc-unretained -- ./churn-je 10 64 100
+    build blocks blocks-je -l:libjemalloc.so.2 && try jemalloc-metadata -- ./blocks-je 512
 fi
 # mimalloc: a longer delay, and commits at once.
-if [ -e "${MIMALLOC_2_0:-}" ]; then MIMALLOC_DECOMMIT_DELAY=0 LD_PRELOAD=$MIMALLOC_2_0 try -- ./churn 10 64 20; fi
+if [ -e "${MIMALLOC_2_0:-}" ]; then MIMALLOC_DECOMMIT_DELAY=0 LD_PRELOAD=$MIMALLOC_2_0 try mimalloc-2.0-delay -- ./churn 10 64 20; fi
 for library in "${MIMALLOC_2_3:-}" "${MIMALLOC_3:-}"; do
     if [ -e "$library" ]; then
-        MIMALLOC_EAGER_COMMIT=0 MIMALLOC_ARENA_EAGER_COMMIT=0 LD_PRELOAD=$library try -- ./churn 10 64 20
+        MIMALLOC_EAGER_COMMIT=0 MIMALLOC_ARENA_EAGER_COMMIT=0 LD_PRELOAD=$library \
+            try "commit-$(basename "$library")" -- ./churn 10 64 20
     fi
 done
 # Forks: huge pages of the parent, and gc.freeze.
-try -- ./snapshot 256 20 512
-try -- ./snapshot 256 20 64
+try snapshot-512 -- ./snapshot 256 20 512
+try snapshot-64 -- ./snapshot 256 20 64
+for mib in 64 256; do
+    for huge in 0 1; do ./forks $mib $huge | tee -a "$output"; done
+done
 for work in collect read; do
     echo "== workers.py $work"
     "$faultless" advise --stacks --json lines.jsonl -- "$python" workers.py $work 2>/dev/null
-    cat lines.jsonl >> "$output"
+    add "workers-$work"
     "$python" pairs.py "$rounds" "workers-$work" "$python" workers.py $work freeze | tee -a "$output"
 done
 # Shared memory of a memfd in huge pages.
-try --sysfs -- ./memfd 256
+try memfd --sysfs -- ./memfd 256

@@ -111,9 +111,18 @@ fn later(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
+/// Returns whether mimalloc commits at least half of the memory on demand. It requests huge pages
+/// only for memory that it commits at once.
+fn commits_in_parts(linked: &Linked, findings: &Findings) -> bool {
+    let committed = 2 * findings.commits.pages;
+    matches!(linked, Linked::Mimalloc { .. })
+        && committed > 0
+        && committed >= findings.without.outcome.peak_resident
+}
+
 /// The allocator requests huge pages.
 fn huge(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::huge(linked)?;
+    let apply = named::huge(linked).filter(|_| !commits_in_parts(linked, findings))?;
     let with = findings.arenas_huge.as_ref()?;
     let now = &findings.now;
     // A request has no effect if all memory gets huge pages.
@@ -316,6 +325,23 @@ mod tests {
         let names: Vec<_> =
             predicted(&findings, &costs()).into_iter().map(|item| item.name).collect();
         assert_eq!(names, ["jemalloc keeps memory"]);
+    }
+
+    #[test]
+    fn memory_committed_in_parts_gets_no_huge_pages_by_request() {
+        let trace = recordings::find("redis").expect("bundled").trace().expect("valid");
+        let (purges, decommits, allows, requests) = (true, false, true, true);
+        let (delay, eager) = (None, Vec::new());
+        let linked = Linked::Mimalloc { purges, decommits, allows, requests, delay, eager };
+        let mut findings = with(vec![linked]);
+        findings.arenas_huge = Some(huge_arenas(&trace, &[], &[LARGEST]).expect("valid"));
+        let has = |findings: &Findings| {
+            predicted(findings, &costs()).iter().any(|item| item.name == "mimalloc on THP")
+        };
+        findings.commits.pages = findings.without.outcome.peak_resident.div_ceil(2) - 1;
+        assert!(has(&findings));
+        findings.commits.pages += 1;
+        assert!(!has(&findings));
     }
 
     #[test]
