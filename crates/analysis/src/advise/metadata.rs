@@ -165,6 +165,8 @@ mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
     use super::*;
+    use memmap2::{Advice, MmapMut};
+    use std::thread;
 
     #[test]
     fn mappings_with_a_request_are_added_up() {
@@ -179,15 +181,22 @@ mod tests {
         assert_eq!(Metadata::of(""), Metadata::default());
     }
 
-    /// The program requests huge pages for its own mapping, in the place of jemalloc.
+    /// This test is also the program of the run, in the place of a program with jemalloc.
     #[test]
     fn run_shows_the_resident_pages() {
-        let linked = jemalloc();
-        let script = "case $MALLOC_CONF in *metadata_thp:always) ;; *) exit 1;; esac; \
-                      exec python3 -c 'import mmap, time; m = mmap.mmap(-1, 8 << 20, 0x22); \
-                      m.madvise(14); m[:1 << 20] = bytes(1 << 20); time.sleep(1)'";
-        let command = ["sh", "-c", script].map(OsString::from);
-        let got = Metadata::of_run(&command, &linked).expect("it runs").expect("not interrupted");
+        let own = "advise::metadata::tests::run_shows_the_resident_pages";
+        let settings = std::env::var("MALLOC_CONF").unwrap_or_default();
+        if settings.ends_with("metadata_thp:always") {
+            let mut memory = MmapMut::map_anon(8 << 20).expect("memory");
+            memory.advise(Advice::HugePage).expect("accepted");
+            memory[..1 << 20].fill(1);
+            thread::sleep(20 * PAUSE);
+            return;
+        }
+        let program = std::env::current_exe().expect("the path of this test");
+        let command = [program.into_os_string(), "--exact".into(), own.into()];
+        let got = Metadata::of_run(&command, &jemalloc()).expect("it runs");
+        let got = got.expect("not interrupted");
         assert!(got.mapped >= 2048 && got.resident >= 256 && got.resident < 512, "{got:?}");
     }
 

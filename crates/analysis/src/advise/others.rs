@@ -4,7 +4,7 @@
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
-use super::linked::Linked;
+use super::linked::{EAGER, Linked};
 use super::named::{self, DELAY};
 use super::sysfs::Mode;
 use super::time::{folio_time, touch_time};
@@ -87,9 +87,21 @@ fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
+/// Returns whether mimalloc already waits [`DELAY`] before it returns free pages: by a variable, or
+/// in version 3 by default.
+fn waits(linked: &Linked, findings: &Findings) -> bool {
+    let Linked::Mimalloc { delay: Some(variable), eager, .. } = linked else { return false };
+    let set = findings.program.variables.get(variable);
+    match set.and_then(|value| value.parse::<i64>().ok()) {
+        // A negative value keeps all pages.
+        Some(set) => set < 0 || set.unsigned_abs() >= DELAY,
+        None => *eager == EAGER[2..],
+    }
+}
+
 /// mimalloc returns free pages later.
 fn later(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::delay(linked, DELAY)?;
+    let apply = named::delay(linked, DELAY).filter(|_| !waits(linked, findings))?;
     let discards = findings.discards;
     let at = AGES.iter().position(|age| *age == DELAY * 1000)?;
     let spared = discards.refilled_within[at];
@@ -290,6 +302,16 @@ mod tests {
         assert_eq!((got.spared, got.unused), (Some(2000.0), 700 * PAGE_SIZE));
         let value = "1000".to_owned();
         assert_eq!(got.apply, Apply::environment([("MIMALLOC_PURGE_DELAY", value)]));
+        for (set, advised) in [("-1", false), ("1000", false), ("5", true), ("", true)] {
+            findings.program.variables.set("MIMALLOC_PURGE_DELAY", set);
+            assert_eq!(names(&findings).len(), if advised { 2 } else { 1 }, "{set}");
+        }
+        // Version 3 waits by default.
+        let Some(Linked::Mimalloc { eager, .. }) = findings.program.others.first_mut() else {
+            panic!("mimalloc")
+        };
+        *eager = EAGER[2..].to_vec();
+        assert_eq!(names(&findings), ["mimalloc keeps memory"]);
     }
 
     #[test]

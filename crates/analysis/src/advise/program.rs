@@ -53,6 +53,8 @@ pub struct Program {
     pub go: bool,
     /// A Java virtual machine.
     pub java: bool,
+    /// Python, or a script of Python.
+    pub python: bool,
     /// Linked with musl.
     pub musl: bool,
     /// Contains, or is linked with, another allocator than glibc's.
@@ -96,6 +98,8 @@ impl Program {
             program.glibc = false;
             program.allocator = true;
         }
+        let name = file.as_deref().and_then(Path::file_name).unwrap_or_default();
+        program.python = name.as_bytes().starts_with(b"python");
         program.privileged = file.is_some_and(|file| {
             let user = (geteuid().as_raw(), getegid().as_raw());
             let changes = |meta: Metadata| {
@@ -258,6 +262,7 @@ impl Program {
             fixed: loader.is_none(),
             go,
             java,
+            python: false,
             musl,
             allocator: others,
             others: Vec::new(),
@@ -482,5 +487,10 @@ mod tests {
         assert_eq!(executed(&script), Some(sh));
         fs::write(&script, format!("#!{}\n", script.display())).expect("written");
         assert_eq!(executed(&script), None, "a script that is its own interpreter");
+        let python = dir.path().join("python3.99");
+        fs::copy(executed(Path::new("/bin/sh")).expect("an installed sh"), &python).expect("copied");
+        fs::write(&script, format!("#!{}\n", python.display())).expect("written");
+        assert_eq!(executed(&script).as_ref(), Some(&python));
+        assert!(Program::named(python.as_ref()).python && !Program::named("sh".as_ref()).python);
     }
 }

@@ -73,7 +73,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
 /// Returns the advice about pages that children copy, which no setting spares.
 pub fn open(findings: &Findings) -> Option<Open> {
     let copied = findings.forks.copied.by_child;
-    let is_python = findings.program_name().starts_with("python");
+    let is_python = findings.program.python || findings.program_name().starts_with("python");
     let why = match findings.collector_copies {
         Some(collector) => {
             let rest = copied.saturating_sub(collector);
@@ -150,8 +150,10 @@ mod tests {
         assert!(why(&findings).is_some_and(|why| why.contains("2,000 pages (7 MiB)")));
         findings.collector_copies = Some(4500);
         assert_eq!(why(&findings), None, "few copies beside the collector");
-        findings.name = "redis-server".into();
+        findings.name = "gunicorn".into();
         findings.collector_copies = Some(0);
         assert_eq!(why(&findings), None);
+        findings.program.python = true;
+        assert!(why(&findings).is_some_and(|why| why.contains("5,000 pages (19 MiB)")));
     }
 }

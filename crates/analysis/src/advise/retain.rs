@@ -32,7 +32,7 @@ pub fn is_off(linked: &Linked, findings: &Findings) -> bool {
 /// jemalloc keeps address space: mappings that grow, instead of a mapping for each block.
 ///
 /// A page returned by `munmap` is then returned by `MADV_DONTNEED`, which causes the same fault at
-/// its next use. The exception are small mappings: jemalloc joins free parts only within a mapping,
+/// its next use. Small mappings are an exception: jemalloc joins free parts only within a mapping,
 /// and uses a free part again for a block of at least a 64th of its size, so a mapping of at most 64
 /// blocks is used again before it is returned.
 pub fn predicted(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
