@@ -8,13 +8,15 @@ use crate::event::{Backing, Birth, Kind, Trace};
 use crate::page_set::{PageSet, PageStates, State, pages};
 use crate::plan::PlanError;
 use faultless::{PAGE_SIZE, page_up};
-use rangemap::RangeSet;
+use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
 
 const MADV_DONTNEED: u32 = 4;
 const MADV_FREE: u32 = 8;
 const MADV_DONTNEED_LOCKED: u32 = 24;
 const MAP_STACK: u32 = 0x2_0000;
+/// Times from a discard to the fault on the page, in microseconds: 10 ms, 100 ms, 1 s and 10 s.
+pub const AGES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 
 /// Counts of returned memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +27,14 @@ pub struct Discards {
     pub pages: u64,
     /// Faults on these pages after the call.
     pub refilled: u64,
+    /// The faults of `refilled` within each time of [`AGES`] after the call.
+    pub refilled_within: [u64; AGES.len()],
+    /// Calls that map private anonymous memory beside stacks.
+    pub maps: u64,
+    /// Pages of these calls.
+    pub map_pages: u64,
+    /// The peak of such memory, in mapped pages over all processes.
+    pub peak_mapped: u64,
     /// `munmap` calls that freed pages.
     pub unmaps: u64,
     /// Pages freed by `munmap`.
@@ -56,12 +66,13 @@ impl Discards {
         for (memory, threads) in memories.iter_mut().zip(trace.first_threads()) {
             memory.threads = threads;
         }
-        let mut free = 0;
+        let (mut free, mut mapped) = (0, 0);
         let others =
             if trace.header.cpus == 0 { u64::MAX } else { u64::from(trace.header.cpus) - 1 };
         for event in &trace.events {
             let process = trace.threads[event.thread as usize].process as usize;
             free -= memories[process].free;
+            mapped -= memories[process].mapped_pages;
             match event.kind {
                 Kind::Spawn { child, birth } => {
                     let to = trace.threads[child as usize].process as usize;
@@ -71,6 +82,7 @@ impl Discards {
                         memories[to].free = 0;
                         memories[to].gone = PageSet::default();
                         memories[to].threads = 0;
+                        mapped += memories[to].mapped_pages;
                     }
                     memories[to].threads += 1;
                 }
@@ -82,9 +94,11 @@ impl Discards {
                     }
                 }
                 Kind::Exec => memories[process] = Memory { threads: 1, ..Memory::default() },
-                kind => memories[process].step(kind, others, &mut out),
+                kind => memories[process].step(kind, event.time_us, others, &mut out),
             }
             free += memories[process].free;
+            mapped += memories[process].mapped_pages;
+            out.peak_mapped = out.peak_mapped.max(mapped);
             out.peak_free = out.peak_free.max(free);
         }
         Ok(out)
@@ -101,7 +115,10 @@ impl Discards {
 struct Memory {
     /// Mapped ranges that count.
     mapped: RangeSet<u64>,
+    mapped_pages: u64,
     pages: PageStates,
+    /// The time in microseconds of the last discard of a page.
+    discarded_at: RangeMap<u64, u64>,
     /// Resident pages.
     there: PageSet,
     /// Pages freed by `MADV_DONTNEED`, and their number.
@@ -112,18 +129,20 @@ struct Memory {
 }
 
 impl Memory {
-    fn step(&mut self, kind: Kind, others: u64, out: &mut Discards) {
+    fn step(&mut self, kind: Kind, now: u64, others: u64, out: &mut Discards) {
         match kind {
             Kind::Map { start, len, flags, backing, .. } => {
                 self.unmap(pages(start, len));
                 if backing == Backing::Anon && flags & MAP_STACK == 0 {
-                    self.mapped.insert(pages(start, len));
+                    self.map(pages(start, len));
+                    out.maps += 1;
+                    out.map_pages += len / PAGE_SIZE;
                 }
             }
             Kind::Area {
                 start, len, backing: backing @ (Backing::Anon | Backing::Heap), ..
             } => {
-                self.mapped.insert(pages(start, len));
+                self.map(pages(start, len));
                 if backing == Backing::Heap {
                     self.brk.get_or_insert(start + len);
                 }
@@ -131,7 +150,7 @@ impl Memory {
             Kind::Resident { start, len, .. } => {
                 for page in pages(start, len) {
                     if self.mapped.contains(&page) {
-                        self.touch(page, out);
+                        self.touch(page, now, out);
                     }
                 }
             }
@@ -148,20 +167,20 @@ impl Memory {
                 self.unmap(pages(old, old_len));
                 self.unmap(pages(new, new_len));
                 if counts {
-                    self.mapped.insert(pages(new, new_len));
+                    self.map(pages(new, new_len));
                 }
             }
             Kind::Brk { end } => {
                 let to = page_up(end).unwrap_or(end);
                 let from = self.brk.replace(to).unwrap_or(to);
                 if to > from {
-                    self.mapped.insert(from / PAGE_SIZE..to / PAGE_SIZE);
+                    self.map(from / PAGE_SIZE..to / PAGE_SIZE);
                 } else if to < from {
                     self.unmap(to / PAGE_SIZE..from / PAGE_SIZE);
                 }
             }
             Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
-                let freed = self.discard(pages(start, len));
+                let freed = self.discard(pages(start, len), now);
                 if freed > 0 {
                     out.calls += 1;
                     out.pages += freed;
@@ -176,16 +195,22 @@ impl Memory {
             Kind::Fault { page, present: false, .. } => {
                 let page = page / PAGE_SIZE;
                 if self.mapped.contains(&page) {
-                    self.touch(page, out);
+                    self.touch(page, now, out);
                 }
             }
             _ => {}
         }
     }
 
-    fn touch(&mut self, page: u64, out: &mut Discards) {
+    fn touch(&mut self, page: u64, now: u64, out: &mut Discards) {
         match self.pages.touch(page) {
-            Some(State::Discarded) => out.refilled += 1,
+            Some(State::Discarded) => {
+                out.refilled += 1;
+                let age = now.saturating_sub(self.discarded_at.get(&page).copied().unwrap_or(0));
+                for (within, limit) in out.refilled_within.iter_mut().zip(AGES) {
+                    *within += u64::from(age <= limit);
+                }
+            }
             Some(State::Returned) => out.remapped += 1,
             Some(State::There) | None => {}
         }
@@ -197,9 +222,10 @@ impl Memory {
     }
 
     /// Frees the resident pages of `range`, and returns their number.
-    fn discard(&mut self, range: Range<u64>) -> u64 {
+    fn discard(&mut self, range: Range<u64>, now: u64) -> u64 {
         let freed = self.there.count(range.clone());
         if freed > 0 {
+            self.discarded_at.insert(range.clone(), now);
             self.pages.set(range.clone(), State::Discarded);
             for page in self.there.list(range.clone()) {
                 self.free += u64::from(self.gone.insert(page));
@@ -216,8 +242,26 @@ impl Memory {
         self.gone.remove(range.clone());
         self.there.remove(range.clone());
         self.pages.set(range.clone(), State::Returned);
-        self.mapped.remove(range);
+        if !range.is_empty() {
+            self.mapped_pages -= self.mapped_in(&range);
+            self.discarded_at.remove(range.clone());
+            self.mapped.remove(range);
+        }
         freed
+    }
+
+    /// Adds a mapping, which may contain mapped pages.
+    fn map(&mut self, range: Range<u64>) {
+        if !range.is_empty() {
+            self.mapped_pages += range.end - range.start - self.mapped_in(&range);
+            self.mapped.insert(range);
+        }
+    }
+
+    /// Returns the number of mapped pages in `range`.
+    fn mapped_in(&self, range: &Range<u64>) -> u64 {
+        let within = |part: &Range<u64>| part.end.min(range.end) - part.start.max(range.start);
+        self.mapped.overlapping(range).map(within).sum()
     }
 
     /// Returns the number of CPUs that a flush interrupts, at most.
@@ -257,11 +301,42 @@ mod tests {
         let free = [advise(0..64, MADV_DONTNEED)];
         let got =
             of(&[&[map(64, 0x22)], &touch(0..40), &free, &touch(0..30), &free, &touch(50..52)]);
-        let want =
-            Discards { calls: 2, pages: 70, refilled: 30, peak_free: 40, ..Discards::default() };
+        let want = Discards {
+            calls: 2,
+            pages: 70,
+            refilled: 30,
+            refilled_within: [30; AGES.len()],
+            maps: 1,
+            map_pages: 64,
+            peak_mapped: 64,
+            peak_free: 40,
+            ..Discards::default()
+        };
         assert_eq!(got, want);
         // A call on memory without pages frees none.
-        assert_eq!(of(&[&[map(64, 0x22)], &free, &touch(0..1)]), Discards::default());
+        let got = of(&[&[map(64, 0x22)], &free, &touch(0..1)]);
+        assert_eq!((got.calls, got.pages, got.refilled), (0, 0, 0));
+    }
+
+    #[test]
+    fn faults_are_counted_by_the_time_since_the_discard() {
+        let events = [&[map(8, 0x22)][..], &touch(0..8), &[advise(0..8, MADV_DONTNEED)]].concat();
+        let mut trace = Trace::of_one_thread(events);
+        let mut push = |time_us, kind| trace.events.push(Event { time_us, thread: 0, kind });
+        touch(0..2).into_iter().for_each(|kind| push(10_000, kind));
+        touch(2..5).into_iter().for_each(|kind| push(500_000, kind));
+        // A second discard of a page starts the time again.
+        push(900_000, advise(0..1, MADV_DONTNEED));
+        touch(0..1).into_iter().for_each(|kind| push(950_000, kind));
+        let got = Discards::of(&trace).expect("a valid trace");
+        assert_eq!((got.refilled, got.refilled_within), (6, [2, 3, 6, 6]));
+    }
+
+    #[test]
+    fn peak_of_mapped_memory_counts_each_page_once() {
+        let unmap = Kind::Unmap { start: START, len: 4 * PAGE_SIZE };
+        let got = of(&[&[map(8, 0x22), map(6, 0x22), unmap, map(2, 0x22)]]);
+        assert_eq!((got.maps, got.map_pages, got.peak_mapped), (3, 16, 8));
     }
 
     #[test]

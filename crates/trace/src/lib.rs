@@ -30,6 +30,7 @@ pub mod anticipate;
 pub mod blocks;
 pub mod bound;
 pub mod census;
+pub mod commit;
 pub mod compact;
 pub mod discard;
 pub mod error;

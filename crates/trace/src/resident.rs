@@ -216,6 +216,32 @@ mod tests {
     }
 
     #[test]
+    fn memfd_is_memory_and_not_a_file() {
+        let len = 4 * PAGE_SIZE as usize;
+        // SAFETY: the name is a string that ends with a zero byte.
+        let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), 0) };
+        assert!(fd >= 0);
+        // SAFETY: the descriptor is open.
+        assert_eq!(unsafe { libc::ftruncate(fd, len as libc::off_t) }, 0);
+        let map = |flags| {
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: the mapping replaces no other memory.
+            let start = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, fd, 0) };
+            assert_ne!(start, libc::MAP_FAILED);
+            start as u64
+        };
+        let (shared, private) = (map(libc::MAP_SHARED), map(libc::MAP_PRIVATE));
+        // SAFETY: the mapping has four pages, which no other code uses.
+        unsafe { (shared as *mut u8).write_volatile(1) };
+        let snapshot = own(u64::MAX);
+        let of = |start| snapshot.areas.iter().find(|area| area.range.contains(&start));
+        assert_eq!(of(shared).unwrap().backing, Backing::SharedAnon);
+        assert_eq!(of(private).unwrap().backing, Backing::Anon);
+        let page = shared / PAGE_SIZE;
+        assert!(snapshot.pages.iter().any(|(run, _)| run.contains(&page)));
+    }
+
+    #[test]
     fn snapshot_has_at_most_the_permitted_pages() {
         let snapshot = own(7);
         assert!(snapshot.truncated);

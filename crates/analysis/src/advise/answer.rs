@@ -252,8 +252,11 @@ impl<'a> Answer<'a> {
             let faults = Number::Whole(site.faults);
             figures.figure(&context, "site_faults", "count", faults)?;
             figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
+            let copied = Number::Whole(site.copied.total());
+            figures.figure(&context, "site_pages_copied_after_forks", "pages", copied)?;
         }
         self.process_figures(figures, context)?;
+        self.fork_figures(figures, context)?;
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };
             figures.figure(
@@ -275,12 +278,39 @@ impl<'a> Answer<'a> {
                 Number::Real(item.at_best / 1e9),
             )?;
             figures.figure(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
+            if let Some(spared) = item.spared {
+                figures.figure(&context, "predicted_faults_saved", "count", Number::Real(spared))?;
+            }
         }
         Ok(())
     }
 }
 
 impl Answer<'_> {
+    /// Passes the figures of forks to `figures`, if the program forks.
+    fn fork_figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
+        let forks = &self.findings.forks;
+        let Some(cost) = self.findings.fork_cost else { return Ok(()) };
+        let times = [
+            Some(("fork_largest_ns", cost.time(forks.most))),
+            cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_largest_with_thp_ns", time)),
+            cost.huge.map(|huge| ("fork_split_ns", huge.split)),
+        ];
+        for (metric, value) in times.into_iter().flatten() {
+            figures.figure(context, metric, "ns", Number::Real(value))?;
+        }
+        for (metric, count) in [
+            ("forks", forks.forks),
+            ("fork_entries", forks.entries),
+            ("fork_huge_pages_split", forks.huge[0].splits),
+            ("fork_pages_copied_by_parents", forks.copied.by_parent),
+            ("fork_pages_copied_by_children", forks.copied.by_child),
+        ] {
+            figures.figure(context, metric, "count", Number::Whole(count))?;
+        }
+        Ok(())
+    }
+
     /// Passes the figures of each process to `figures`, if there are several.
     fn process_figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         if self.processes.len() < 2 {

@@ -3,12 +3,15 @@
 
 use super::cold::ColdCost;
 use super::collector::Collector;
+use super::commit::committed_at_once;
 use super::forks::ForkCost;
 use super::heap::{Padded, of_malloc, padded};
 use super::linked::Linked;
 use super::mapped_files::{FileCost, MOSTLY};
+use super::metadata::Metadata;
 use super::others::huge_arenas;
 use super::program::Program;
+use super::python::collector_copies;
 use super::stalls::Stalls;
 use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
 use crate::error::Error;
@@ -20,6 +23,7 @@ use faultless_trace::anticipate;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
 use faultless_trace::blocks::Blocks;
 use faultless_trace::census::Census;
+use faultless_trace::commit::Commits;
 use faultless_trace::discard::Discards;
 use faultless_trace::files::Files;
 use faultless_trace::fork::Forks;
@@ -75,6 +79,8 @@ pub struct Findings {
     pub forks: Forks,
     /// See `forks`.
     pub fork_cost: Option<ForkCost>,
+    /// Pages that children copied in Python's garbage collector; `None` without call stacks.
+    pub collector_copies: Option<u64>,
     /// Faults on files with other sizes of fault-around, and their time; `None` without a
     /// measurement.
     pub files: Files,
@@ -91,6 +97,13 @@ pub struct Findings {
     /// Folios if the allocator requests huge pages; `None` without an allocator beside the C
     /// library's.
     pub arenas_huge: Option<Folios>,
+    /// Memory that the program makes writable in parts.
+    pub commits: Commits,
+    /// Folios if such memory is writable at once, without and with a request for huge pages; `None`
+    /// if the program has no such memory.
+    pub committed: Option<[Folios; 2]>,
+    /// jemalloc's metadata; `None` without a run that shows it.
+    pub metadata: Option<Metadata>,
     /// The recorded threads.
     pub threads: usize,
     /// The effect of keeping freed memory.
@@ -105,7 +118,7 @@ const REPLAYS: u64 = 8;
 
 impl Findings {
     /// Steps of progress of [`of`](Self::of), about.
-    pub const STEPS: u64 = LARGEST as u64 + 5 + REPLAYS;
+    pub const STEPS: u64 = LARGEST as u64 + 7 + REPLAYS;
 
     /// Returns the expected faults of a run without a recorder, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
@@ -163,6 +176,7 @@ impl Findings {
         self.padded_folios = self.without;
         self.malloc_huge = [self.without; 2];
         self.arenas_huge = None;
+        self.committed = self.committed.map(|_| [self.without; 2]);
     }
 
     /// Returns the peak size of anonymous memory in bytes, with any of the settings.
@@ -208,6 +222,12 @@ impl Findings {
         let malloc = |orders: &[u8]| counted(folios_of(trace, of_malloc(trace), orders, &asked));
         let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[LARGEST]].concat())?];
         let arenas_huge = Some(counted(huge_arenas(trace, &always, &asked))?);
+        let commits = Commits::of(trace).map_err(wrong)?;
+        let at_once = |requests| counted(committed_at_once(trace, requests, &always, &asked));
+        let committed = match commits.calls {
+            0 => None,
+            _ => Some([at_once(false)?, at_once(true)?]),
+        };
         let mut pad = Padded::default();
         let padded_folios = counted(folios_of(trace, padded(trace, &mut pad), &always, &asked))?;
         observer.begin("replays the program with prefault");
@@ -228,6 +248,7 @@ impl Findings {
         observer.advance(REPLAYS);
         observer.begin("counts faults by their cause");
         let census = Census::of(trace).map_err(wrong)?;
+        let forks = Forks::of(trace).map_err(wrong)?;
         let all = census.with_huge_shared(census.huge_shared);
         let with_shmem = match shmem.mode {
             Mode::Always => all.clone(),
@@ -252,7 +273,11 @@ impl Findings {
             collector: None,
             discards: Discards::of(trace).map_err(wrong)?,
             arenas_huge,
-            forks: Forks::of(trace).map_err(wrong)?,
+            commits,
+            committed,
+            metadata: None,
+            collector_copies: collector_copies(&forks, &trace.stacks),
+            forks,
             fork_cost: None,
             files: Files::of(trace, MOSTLY).map_err(wrong)?,
             file_cost: None,

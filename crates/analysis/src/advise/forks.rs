@@ -3,19 +3,27 @@
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
+use super::sysfs::{Mode, Sizes};
 use crate::error::Error;
 use crate::number::{grouped, plural};
 use crate::rates::median;
 use faultless::PAGE_SIZE;
-use faultless_trace::fork::Forks;
+use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::fork::{Forks, HugeForks};
 use memmap2::{Advice, MmapMut};
+use nix::fcntl::OFlag;
 use nix::sys::wait::waitpid;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, fork, pipe2, read, write};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// Pages of the memory whose copy is measured: 64 MiB.
 const PAGES: usize = 16 << 10;
+/// Bytes of a huge page.
+const HUGE: usize = (PAGE_SIZE as usize) << LARGEST;
+/// Stores after a fork whose time is measured, each to another 2 MiB.
+const STORES: usize = PAGES * PAGE_SIZE as usize / HUGE - 1;
 /// The rounds of the measurement.
 const ROUNDS: usize = 7;
 /// Copied pages from which a line is worth the reader's time.
@@ -28,6 +36,18 @@ pub struct ForkCost {
     pub base: f64,
     /// The copy of the entry of one page.
     pub entry: f64,
+    /// Memory in huge pages; `None` if the host permits no huge pages.
+    pub huge: Option<HugeCost>,
+}
+
+/// The processor time of huge pages at a fork, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HugeCost {
+    /// The copy of the entry of one huge page.
+    pub entry: f64,
+    /// The first store after the fork to a huge page, beyond the copy of a page: the kernel splits
+    /// the huge page.
+    pub split: f64,
 }
 
 impl ForkCost {
@@ -36,47 +56,120 @@ impl ForkCost {
     /// # Errors
     /// The host has too little memory, or permits no further process.
     pub fn measure() -> Result<Self, Error> {
-        let mut times = [Vec::new(), Vec::new()];
+        let permitted = Sizes::read().mode(LARGEST) != Mode::Never;
+        let mut times: [Vec<f64>; 3] = Default::default();
+        let mut stores: [Vec<f64>; 2] = Default::default();
         for _ in 0..ROUNDS {
-            times[0].push(time()?);
-            let _memory = touched()?;
-            times[1].push(time()?);
+            times[0].push(time(&mut [])?.0);
+            for (at, huge) in [false, true].into_iter().enumerate() {
+                if huge && !permitted {
+                    continue;
+                }
+                let mut memory = touched(huge)?;
+                let (fork, store) = time(&mut memory)?;
+                times[at + 1].push(fork);
+                stores[at].push(store / STORES as f64);
+            }
         }
-        let [small, large] = times.map(|times| median(&times).unwrap_or(0.0));
-        Ok(Self { base: small, entry: ((large - small) / PAGES as f64).max(0.0) })
+        let [small, single, huge] = times.map(|times| median(&times).unwrap_or(0.0));
+        let [copy, split] = stores.map(|stores| median(&stores).unwrap_or(0.0));
+        let entry = |all: f64, count: usize| ((all - small) / count as f64).max(0.0);
+        let huge = permitted.then(|| HugeCost {
+            entry: entry(huge, PAGES * PAGE_SIZE as usize / HUGE),
+            split: (split - copy).max(0.0),
+        });
+        Ok(Self { base: small, entry: entry(single, PAGES), huge })
     }
 
     /// Returns the time of a fork that copies this number of entries, in nanoseconds.
     pub fn time(&self, entries: u64) -> f64 {
         self.base + entries as f64 * self.entry
     }
+
+    /// Returns the nanoseconds of a fork that copies the entries of this number of huge pages, and of
+    /// other pages; `None` if the host permits no huge pages.
+    pub fn time_of_huge(&self, [blocks, entries]: [u64; 2]) -> Option<f64> {
+        Some(self.time(entries) + blocks as f64 * self.huge?.entry)
+    }
+
+    /// Returns the nanoseconds of forks with these huge pages, and of the splits afterwards. The
+    /// copies of pages are not included.
+    fn with_huge(&self, forks: HugeForks) -> Option<f64> {
+        let huge = self.huge?;
+        Some(
+            forks.entries as f64 * self.entry
+                + forks.blocks as f64 * huge.entry
+                + forks.splits as f64 * huge.split,
+        )
+    }
 }
 
-/// Returns memory of single pages that are all resident.
-fn touched() -> Result<MmapMut, Error> {
+/// Returns the nanoseconds that forks and splits take longer with huge pages for all memory than
+/// with the host's settings; negative if they are shorter.
+pub fn longer_with_huge(findings: &Findings) -> f64 {
+    time_with(findings, Mode::Always) - time_with(findings, findings.sizes.mode(LARGEST))
+}
+
+/// Returns the nanoseconds that forks and splits take longer with the host's settings than without
+/// huge pages.
+pub fn longer_than_single(findings: &Findings) -> f64 {
+    time_with(findings, findings.sizes.mode(LARGEST)) - time_with(findings, Mode::Never)
+}
+
+/// Returns the nanoseconds of all forks and splits with this setting of huge pages; 0 without a
+/// measurement.
+fn time_with(findings: &Findings, mode: Mode) -> f64 {
+    let Some(cost) = findings.fork_cost else { return 0.0 };
+    let [all, asked] = findings.forks.huge;
+    let single = findings.forks.entries as f64 * cost.entry;
+    match mode {
+        Mode::Always => cost.with_huge(all).unwrap_or(single),
+        Mode::Madvise => cost.with_huge(asked).unwrap_or(single),
+        Mode::Never => single,
+    }
+}
+
+/// Returns memory that is all resident, in huge pages if the host permits them, or in single pages.
+fn touched(huge: bool) -> Result<MmapMut, Error> {
     let failed = |error| Error::host("memory for the measurement of a fork", error);
     let mut memory = MmapMut::map_anon(PAGES * PAGE_SIZE as usize).map_err(failed)?;
     // A kernel without huge pages refuses the advice, and has single pages anyway.
-    _ = memory.advise(Advice::NoHugePage);
+    _ = memory.advise(if huge { Advice::HugePage } else { Advice::NoHugePage });
     memory.iter_mut().step_by(PAGE_SIZE as usize).for_each(|byte| *byte = 1);
     Ok(memory)
 }
 
-/// Returns the nanoseconds of one fork: processor time of this thread, which other programs hardly
-/// affect.
-fn time() -> Result<f64, Error> {
+/// Returns the nanoseconds of one fork, and of [`STORES`] stores to `memory` while a child shares
+/// it: processor time of this thread, which other programs hardly affect. Stores nothing to empty
+/// memory.
+fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
     let failed = |error: nix::Error| Error::host("a fork", std::io::Error::from(error));
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+    let nanoseconds =
+        |begin: Duration, end: Duration| end.saturating_sub(begin).as_secs_f64() * 1e9;
+    let (end, other_end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
     let begin = now().map_err(failed)?;
-    // SAFETY: the child only calls _exit, which is async-signal-safe.
+    // SAFETY: the child only calls read and _exit, which are async-signal-safe.
     let forked = unsafe { fork() }.map_err(failed)?;
     match forked {
-        // SAFETY: _exit ends the child without running any code of this process.
-        ForkResult::Child => unsafe { libc::_exit(0) },
+        ForkResult::Child => {
+            // The parent writes after its stores. Other children may have the parent's end, too, so
+            // the end of the pipe is no sign.
+            _ = read(end.as_fd(), &mut [0]);
+            // SAFETY: _exit ends the child without running any code of this process.
+            unsafe { libc::_exit(0) }
+        }
         ForkResult::Parent { child } => {
-            let took = now().map_err(failed)?.saturating_sub(begin).as_secs_f64() * 1e9;
+            let forked = now();
+            let skip = memory.as_ptr().align_offset(HUGE).min(memory.len());
+            for byte in memory[skip..].iter_mut().step_by(HUGE).take(STORES) {
+                *byte = 2;
+            }
+            let stored = now();
+            write(&other_end, &[0]).map_err(failed)?;
             waitpid(child, None).map_err(failed)?;
-            Ok(took)
+            let (forked, stored) = (forked.map_err(failed)?, stored.map_err(failed)?);
+            Ok((nanoseconds(begin, forked), nanoseconds(forked, stored)))
         }
     }
 }
@@ -105,8 +198,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
 
 /// Returns the advice about copied pages, which no setting avoids.
 pub fn open(findings: &Findings) -> Option<Open> {
-    let Forks { copied_by_child, copied_by_parent, .. } = findings.forks;
-    let program = findings.program_name();
+    let copied = findings.forks.copied;
     let advice = |name: &str, why: &str| {
         Some(Open {
             name: name.into(),
@@ -115,22 +207,14 @@ pub fn open(findings: &Findings) -> Option<Open> {
             apply: Apply::Nothing,
         })
     };
-    if copied_by_child >= FEW && program.starts_with("python") {
-        return advice(
-            "copies in children of Python",
-            "reference counts are in the objects, so even a reader copies their pages. \
-             gc.collect() and gc.freeze() before the fork spare the copies made by the collector, \
-             and no setting spares the copies made by reference counts",
-        );
-    }
-    if copied_by_child >= FEW && program.starts_with("ruby") {
+    if copied.by_child >= FEW && findings.program_name().starts_with("ruby") {
         return advice(
             "copies in children of Ruby",
             "the collector marks objects in separate bitmaps, and moves and ages them in place. \
              Process.warmup (Ruby 3.3) or GC.compact before the fork spares copies",
         );
     }
-    if copied_by_parent >= FEW {
+    if copied.by_parent >= FEW {
         return advice(
             "copies in the parent",
             "each first store to a page while a child has it copies the page: a shorter life of \
@@ -151,14 +235,38 @@ mod tests {
     #[test]
     fn fork_of_more_pages_takes_longer() {
         let plausible = |cost: ForkCost| {
+            // A huge page has one entry.
+            let huge = |huge: HugeCost| huge.entry < 512.0 * cost.entry && huge.split > 100.0;
             cost.base > 1e3
                 && cost.entry > 0.5
                 && cost.entry < 1e4
                 && cost.time(1 << 18) > cost.base
+                && cost.huge.is_none_or(huge)
         };
         // Other programs disturb single measurements.
         let measured = || ForkCost::measure().expect("memory");
         assert!((0..9).any(|_| plausible(measured())), "{:?}", measured());
+    }
+
+    #[test]
+    fn huge_pages_make_forks_shorter_and_stores_longer() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        let all = HugeForks { blocks: 10, entries: 100, splits: 8, most: [10, 100] };
+        let asked = HugeForks { blocks: 4, entries: 3000, splits: 1, most: [4, 3000] };
+        findings.forks = Forks { entries: 5000, huge: [all, asked], ..Forks::default() };
+        assert_eq!((longer_with_huge(&findings), longer_than_single(&findings)), (0.0, 0.0));
+        let huge = Some(HugeCost { entry: 200.0, split: 9000.0 });
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge });
+        let [always, requests, never] =
+            [2000.0 + 2000.0 + 72_000.0, 60_000.0 + 800.0 + 9000.0, 100_000.0];
+        assert_eq!(longer_with_huge(&findings), always - requests);
+        assert_eq!(longer_than_single(&findings), requests - never);
+        findings.sizes = sizes(Mode::Always);
+        assert_eq!(longer_than_single(&findings), always - never);
+        let cost = findings.fork_cost.expect("measured");
+        assert_eq!(cost.time_of_huge(all.most), Some(1e5 + 2000.0 + 2000.0));
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge: None });
+        assert_eq!(longer_than_single(&findings), 0.0);
     }
 
     #[test]
@@ -167,7 +275,7 @@ mod tests {
         let forks = Forks { forks: 3, to_execute: 2, execute_entries: 50_000, ..Forks::default() };
         findings.forks = forks;
         assert!(predicted(&findings, &costs()).is_none(), "without a measurement");
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0 });
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge: None });
         let got = predicted(&findings, &costs()).expect("two forks");
         assert_eq!((got.saving, got.apply), (1e6, Apply::Nothing));
         findings.forks.to_execute = 0;
@@ -178,14 +286,12 @@ mod tests {
     fn copies_are_explained_for_each_runtime() {
         let mut findings = findings("python", sizes(Mode::Madvise));
         let names = |findings: &Findings| open(findings).map(|open| open.name);
-        findings.forks.copied_by_child = 5000;
-        findings.name = "python3".into();
-        assert_eq!(names(&findings).as_deref(), Some("copies in children of Python"));
+        findings.forks.copied.by_child = 5000;
         findings.name = "/usr/bin/ruby".into();
         assert_eq!(names(&findings).as_deref(), Some("copies in children of Ruby"));
         findings.name = "redis-server".into();
         assert_eq!(names(&findings), None);
-        findings.forks.copied_by_parent = 5000;
+        findings.forks.copied.by_parent = 5000;
         assert_eq!(names(&findings).as_deref(), Some("copies in the parent"));
     }
 }

@@ -6,7 +6,7 @@ use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
 use super::sysfs::{THP, kib, size_file};
 use super::time::{folio_saving, remark, shared_time};
-use super::{ahead, allocator, blocks, forks, mapped_files, others, runtime};
+use super::{ahead, allocator, blocks, forks, mapped_files, others, python, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::{Folios, LARGEST};
@@ -24,6 +24,7 @@ const FEW: u64 = 256;
 pub fn open(findings: &Findings) -> Vec<Open> {
     let all = allocator::open(findings).into_iter().chain(ahead::open(findings));
     let all = all.chain(others::open(findings)).chain(forks::open(findings));
+    let all = all.chain(python::open(findings));
     all.chain(blocks::open(findings)).chain(runtime::open(findings)).collect()
 }
 
@@ -47,6 +48,7 @@ fn all(findings: &Findings, costs: &Costs) -> Vec<Item> {
     items.extend(others::predicted(findings, costs));
     items.extend(mapped_files::predicted(findings, costs));
     items.extend(forks::predicted(findings, costs));
+    items.extend(python::predicted(findings, costs));
     items.extend(populate(findings, costs));
     items.extend(runtime::predicted(findings, costs));
     items.extend(text(findings, costs));
@@ -88,10 +90,12 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
                 remarks.push("the host takes back free memory in units of 2 MiB or more: the next use of such a page is expensive");
             }
         }
+        // Smaller folios have an entry for each page.
+        let longer = if *order == LARGEST { forks::longer_with_huge(findings) } else { 0.0 };
         Item {
             name: size_name(*order),
             action: format!("echo always > {}", file.display()),
-            saving: folio_saving(findings, &findings.now, with, costs),
+            saving: folio_saving(findings, &findings.now, with, costs) - longer,
             spared: Some(findings.fewer(&findings.now, with)),
             unused: with.outcome.peak_untouched.saturating_sub(findings.now.outcome.peak_untouched)
                 * PAGE_SIZE,
@@ -111,14 +115,16 @@ fn size_name(order: u8) -> String {
     }
 }
 
-/// Disables huge pages for this program if all programs have them.
+/// Disables huge pages for this program if the program has them.
 fn without_thp(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let now = &findings.now;
+    let has = !findings.sizes.always().is_empty() || now.outcome.left > now.mapped[0];
     // A recording that has huge pages on does not contain the touches that would be faults.
-    let always = !findings.sizes.always().is_empty() && !findings.huge_recorded;
-    always.then(|| Item {
+    (has && !findings.huge_recorded).then(|| Item {
         name: "no THP".into(),
         action: "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) before exec".into(),
-        saving: folio_saving(findings, &findings.now, &findings.without, costs),
+        saving: folio_saving(findings, now, &findings.without, costs)
+            + forks::longer_than_single(findings),
         spared: Some(findings.fewer(&findings.now, &findings.without)),
         unused: 0,
         apply: Apply::WithoutThp,

@@ -5,6 +5,7 @@
 //! library's users in Rust have `_RJEM_MALLOC_CONF`.
 
 use super::supervise::descendants;
+use super::variables::Variables;
 use memchr::memmem::{self, Finder};
 use object::Endianness;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
@@ -25,6 +26,15 @@ const GPERFTOOLS: &[u8] = b"TCMALLOC_RELEASE_RATE\0";
 const GOOGLE: [&[u8]; 2] = [b"TCMALLOC_HPAA_CONTROL\0", b"TCMALLOC_SIZE_CLASSES\0"];
 /// Names of jemalloc's command to return memory, in programs that use the command.
 const PURGES: [&[u8]; 3] = [b"arena.%d.purge", b"arena.%u.purge", b"arena.4096.purge"];
+/// The setting of jemalloc that returns address space.
+const UNRETAINS: &[u8] = b"retain:false";
+/// The variables with which mimalloc commits memory at once: a segment, the first segments of a
+/// thread, and an arena.
+pub const EAGER: [(&str, &str); 3] = [
+    ("MIMALLOC_EAGER_COMMIT", "1"),
+    ("MIMALLOC_EAGER_COMMIT_DELAY", "0"),
+    ("MIMALLOC_ARENA_EAGER_COMMIT", "1"),
+];
 /// The longest prefix of a variable.
 const PREFIX: usize = 32;
 /// Hexadecimal digits of the commit in jemalloc's version.
@@ -61,6 +71,8 @@ pub enum Linked {
         decays: bool,
         /// Whether the build has the option `thp` with its modes (version 5.1 and later).
         huge: bool,
+        /// Whether the build has the option `retain` (version 5 and later).
+        retains: bool,
     },
     /// mimalloc.
     Mimalloc {
@@ -70,6 +82,13 @@ pub enum Linked {
         decommits: bool,
         /// Whether the option of large pages has its later name, `allow_large_os_pages`.
         allows: bool,
+        /// Whether the build requests huge pages for memory that it commits at once (`allow_thp`,
+        /// 2.2 and later).
+        requests: bool,
+        /// The variable with the time in milliseconds after which free pages are returned.
+        delay: Option<&'static str>,
+        /// The variables and values with which this build commits memory at once.
+        eager: Vec<(&'static str, &'static str)>,
     },
     /// The allocator of gperftools.
     Gperftools,
@@ -103,8 +122,15 @@ pub fn in_file(bytes: &[u8]) -> Vec<Linked> {
     if has(JEMALLOC) {
         let decays = constant("dirty_decay_ms") || constant("opt.dirty_decay_ms");
         let huge = constant("metadata_thp") || constant("opt.metadata_thp");
+        let retains = constant("retain") || constant("opt.retain");
         let version = version(bytes);
-        let new = |variable| Linked::Jemalloc { variable, version: version.clone(), decays, huge };
+        let new = |variable| Linked::Jemalloc {
+            variable,
+            version: version.clone(),
+            decays,
+            huge,
+            retains,
+        };
         all.extend(variables(bytes).into_iter().map(new));
     }
     if has(MIMALLOC) && (constant("large_os_pages") || constant("allow_large_os_pages")) {
@@ -112,6 +138,9 @@ pub fn in_file(bytes: &[u8]) -> Vec<Linked> {
             purges: constant("purge_delay"),
             decommits: constant("allow_decommit"),
             allows: constant("allow_large_os_pages"),
+            requests: has(b"allow_thp\0"),
+            delay: delay(&has),
+            eager: eager(&has),
         });
     }
     if has(GPERFTOOLS) {
@@ -120,6 +149,37 @@ pub fn in_file(bytes: &[u8]) -> Vec<Linked> {
         all.push(Linked::Google);
     }
     all
+}
+
+/// Returns the variable of mimalloc with the time after which free pages are returned, in a build
+/// whose file has these words.
+fn delay(has: &impl Fn(&[u8]) -> bool) -> Option<&'static str> {
+    // A constant may be the end of a longer constant. Later versions contain the earlier names.
+    let names: [(&[u8], &str); 3] = [
+        (b"purge_delay\0", "MIMALLOC_PURGE_DELAY"),
+        (b"decommit_delay\0", "MIMALLOC_DECOMMIT_DELAY"),
+        (b"reset_delay\0", "MIMALLOC_RESET_DELAY"),
+    ];
+    names.iter().find(|(word, _)| has(word)).map(|(_, variable)| *variable)
+}
+
+/// Returns the variables of mimalloc that commit memory at once, in a build whose file has these
+/// words: version 3 has one, and each earlier version two or three.
+fn eager(has: &impl Fn(&[u8]) -> bool) -> Vec<(&'static str, &'static str)> {
+    let arena = has(b"arena_eager_commit\0");
+    let options = [
+        (has(b"eager_commit\0") && !has(b"deprecated_eager_commit\0"), EAGER[0]),
+        (has(b"eager_commit_delay\0") && !has(b"deprecated_eager_commit_delay\0"), EAGER[1]),
+        (arena, EAGER[2]),
+        (!arena && has(b"\0eager_region_commit\0"), ("MIMALLOC_EAGER_REGION_COMMIT", "1")),
+    ];
+    options.into_iter().filter(|(there, _)| *there).map(|(_, option)| option).collect()
+}
+
+/// Returns whether the file of a program contains settings with which jemalloc returns address
+/// space (`retain:false`).
+pub fn unretains(bytes: &[u8]) -> bool {
+    memmem::find(bytes, UNRETAINS).is_some()
 }
 
 /// Returns whether the file of a program requests jemalloc to return the free memory of arenas.
@@ -228,6 +288,7 @@ pub fn mapped(pid: i32) -> Vec<PathBuf> {
 #[derive(Debug, Default)]
 pub struct Seen {
     files: Vec<PathBuf>,
+    variables: Variables,
     last: Option<Instant>,
 }
 
@@ -242,7 +303,18 @@ impl Seen {
             let new: Vec<_> =
                 mapped(pid).into_iter().filter(|file| !self.files.contains(file)).collect();
             self.files.extend(new);
+            self.variables.add(&Variables::of_process(pid));
         }
+    }
+
+    /// Returns the variables of the processes that set an allocator.
+    pub fn variables(&self) -> &Variables {
+        &self.variables
+    }
+
+    /// Returns whether a file contains settings with which jemalloc returns address space.
+    pub fn unretains(&self) -> bool {
+        self.files.iter().filter_map(|file| read(file)).any(|bytes| unretains(&bytes))
     }
 
     /// Returns whether a file requests jemalloc to return memory.
@@ -315,10 +387,11 @@ mod tests {
     fn variable_and_version_of_jemalloc_are_found() {
         let commit = "5.3.0-1-ge13ca993e8ccb9ba9847cc330696e02839f328f7";
         let message = "<jemalloc>: Error in munmap()";
-        let new = file(&[message, "_RJEM_MALLOC_CONF", commit, "dirty_decay_ms", "metadata_thp"]);
+        let options = ["dirty_decay_ms", "metadata_thp", "retain"];
+        let new = file(&[&[message, "_RJEM_MALLOC_CONF", commit][..], &options].concat());
         let variable = "_RJEM_MALLOC_CONF".to_owned();
         let version = Some("5.3.0".to_owned());
-        let want = Linked::Jemalloc { variable, version, decays: true, huge: true };
+        let want = Linked::Jemalloc { variable, version, decays: true, huge: true, retains: true };
         assert_eq!(want.to_string(), "jemalloc 5.3.0, with settings in _RJEM_MALLOC_CONF");
         assert_eq!(in_file(&new), [want]);
         // Version 4 has other options, and two copies have two variables.
@@ -326,9 +399,13 @@ mod tests {
         let variables: Vec<_> = old
             .iter()
             .map(|one| match one {
-                Linked::Jemalloc { variable, version: None, decays: false, huge: false } => {
-                    &**variable
-                }
+                Linked::Jemalloc {
+                    variable,
+                    version: None,
+                    decays: false,
+                    huge: false,
+                    retains: false,
+                } => &**variable,
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -342,15 +419,59 @@ mod tests {
     #[test]
     fn builds_of_mimalloc_and_tcmalloc_differ() {
         let new = file(&["mimalloc: ", "purge_delay", "allow_large_os_pages"]);
-        let (purges, decommits, allows) = (true, false, true);
-        assert_eq!(in_file(&new), [Linked::Mimalloc { purges, decommits, allows }]);
+        let mimalloc = |is_new: bool| Linked::Mimalloc {
+            purges: is_new,
+            decommits: !is_new,
+            allows: is_new,
+            requests: false,
+            delay: is_new.then_some("MIMALLOC_PURGE_DELAY"),
+            eager: Vec::new(),
+        };
+        assert_eq!(in_file(&new), [mimalloc(true)]);
         let old = file(&["mimalloc: warning: ", "mimalloc: ", "allow_decommit", "large_os_pages"]);
-        let (purges, decommits, allows) = (false, true, false);
-        assert_eq!(in_file(&old), [Linked::Mimalloc { purges, decommits, allows }]);
+        assert_eq!(in_file(&old), [mimalloc(false)]);
         assert_eq!(in_file(&file(&["TCMALLOC_RELEASE_RATE"])), [Linked::Gperftools]);
         assert_eq!(in_file(&file(&["TCMALLOC_HPAA_CONTROL"])), [Linked::Google]);
         assert!(in_file(&file(&["mimalloc: "])).is_empty());
         assert!(super::purges(&file(&["arena.%d.purge"])) && !super::purges(&new));
+    }
+
+    /// The constants of builds of 1.8, 2.0.9, 2.3 and 3.3, in which the linker has merged constants
+    /// with the same end.
+    #[test]
+    fn names_of_the_options_of_mimalloc_follow_the_version() {
+        let found = |constants: &[&str]| {
+            let common = ["mimalloc: ", "large_os_pages"];
+            let all = in_file(&file(&[&common[..], constants].concat()));
+            let [Linked::Mimalloc { delay, eager, .. }] = &all[..] else { panic!("{all:?}") };
+            let names = eager.iter().map(|(name, _)| name.trim_start_matches("MIMALLOC_"));
+            (delay.expect("a delay").to_owned(), names.collect::<Vec<_>>().join(" "))
+        };
+        let old = ["eager_commit", "eager_region_commit", "eager_commit_delay", "reset_delay"];
+        let names = "EAGER_COMMIT EAGER_COMMIT_DELAY EAGER_REGION_COMMIT".to_owned();
+        assert_eq!(found(&old), ("MIMALLOC_RESET_DELAY".to_owned(), names));
+        let second = [
+            "eager_commit",
+            "deprecated_eager_region_commit",
+            "eager_commit_delay",
+            "reset_delay",
+            "segment_decommit_delay",
+        ];
+        let names = "EAGER_COMMIT EAGER_COMMIT_DELAY".to_owned();
+        assert_eq!(found(&second), ("MIMALLOC_DECOMMIT_DELAY".to_owned(), names));
+        let later = ["arena_eager_commit", "eager_region_commit", "eager_commit_delay"];
+        let delays = ["purge_delay", "reset_delay"];
+        let names = "EAGER_COMMIT EAGER_COMMIT_DELAY ARENA_EAGER_COMMIT".to_owned();
+        let purge = "MIMALLOC_PURGE_DELAY".to_owned();
+        assert_eq!(found(&[&later[..], &delays].concat()), (purge.clone(), names));
+        let third = [
+            "deprecated_eager_commit",
+            "arena_eager_commit",
+            "eager_region_commit",
+            "deprecated_eager_commit_delay",
+        ];
+        let names = "ARENA_EAGER_COMMIT".to_owned();
+        assert_eq!(found(&[&third[..], &delays].concat()), (purge, names));
     }
 
     #[test]

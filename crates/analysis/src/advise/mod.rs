@@ -2,7 +2,8 @@
 //! it.
 //!
 //! The program is recorded once, and runs once without a recorder. A Go program runs once more, for
-//! the trace of its garbage collector ([`collector`]). The recording yields the effect of each
+//! the trace of its garbage collector ([`collector`]), and a large program with jemalloc for the
+//! size of the metadata ([`metadata`]). The recording yields the effect of each
 //! setting in faults ([`findings`]), measurements on this host the cost of a fault ([`costs`]), and
 //! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
 //! is applied to pairs of runs ([`trial`]), which gives the measured saving.
@@ -13,6 +14,7 @@ pub mod answer;
 mod blocks;
 pub mod cold;
 pub mod collector;
+pub mod commit;
 pub mod costs;
 mod counter;
 pub mod effect;
@@ -28,13 +30,16 @@ pub mod kernel_time;
 pub mod library;
 pub mod linked;
 pub mod mapped_files;
+pub mod metadata;
 pub mod named;
 pub mod once;
 pub mod others;
 pub mod page_walks;
 pub mod preload;
 pub mod program;
+pub mod python;
 pub mod report;
+pub mod retain;
 mod runtime;
 pub mod sampled;
 pub mod sites;
@@ -44,6 +49,7 @@ pub mod sysfs;
 mod thp_flag;
 pub mod time;
 pub mod trial;
+pub mod variables;
 
 use crate::error::Error;
 use crate::observer::Observer;
@@ -59,12 +65,14 @@ use forks::ForkCost;
 use item::Apply;
 use linked::Seen;
 use mapped_files::FileCost;
+use metadata::Metadata;
 use once::{Run, watched};
 use page_walks::PageWalks;
 use program::Program;
 use stalls::Stalls;
 use std::ffi::OsString;
 use sysfs::{Shmem, Sizes};
+use variables::Variables;
 
 /// Rounds in which costs are measured before anything is predicted.
 const ROUNDS: usize = 7;
@@ -182,6 +190,11 @@ pub fn measure(
         meter.measure_walks(findings.most_bytes(), observer)?;
     }
     findings.program.purges |= seen.purges();
+    findings.program.unretains |= seen.unretains();
+    findings.program.variables.add(seen.variables());
+    if command.is_some() {
+        findings.program.variables.add(&Variables::own());
+    }
     findings.add_allocators(seen.allocators());
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
@@ -189,6 +202,15 @@ pub fn measure(
     if let Some(file) = data.largest().filter(|_| cold) {
         observer.begin("reads a file of the program from the disk");
         findings.cold_cost = ColdCost::measure_file(file)?;
+    }
+    if let Some(command) = command.filter(|_| !findings.census.asks_for_huge && !stop::requested())
+        && let Some(linked) = metadata::candidate(&findings)
+    {
+        observer.note(
+            "the program runs once more, for the size of jemalloc's metadata; its input is empty, its output is discarded, and Ctrl-C ends this run",
+        );
+        observer.begin("runs the program with huge pages requested for metadata");
+        findings.metadata = Metadata::of_run(command, linked)?;
     }
     Ok(Measured { findings, meter, plain, data })
 }

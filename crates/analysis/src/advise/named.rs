@@ -5,7 +5,7 @@
 
 use super::heap::LARGER_PAD;
 use super::item::Apply;
-use super::linked::Linked;
+use super::linked::{EAGER, Linked};
 use super::preload::HugeText;
 use super::{ahead, collector};
 use crate::suggest;
@@ -25,6 +25,13 @@ const DECAY: &str = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fi
 /// The variables with which mimalloc keeps freed memory, from version 2.1 on and before.
 const PURGE: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "-1");
 const DECOMMIT: (&str, &str) = ("MIMALLOC_ALLOW_DECOMMIT", "0");
+/// The time in milliseconds after which mimalloc returns free pages, if the user gives none.
+pub const DELAY: u64 = 1000;
+/// The variables with this time, from version 2.1 on and before.
+const DELAYS: [&str; 2] = ["MIMALLOC_PURGE_DELAY", "MIMALLOC_DECOMMIT_DELAY"];
+/// The settings of jemalloc that keep address space, and put its metadata on huge pages.
+const RETAIN: &str = "retain:true";
+const METADATA: &str = "metadata_thp:always";
 /// The variables with which mimalloc requests huge pages, from version 2.1 on and before.
 const ALLOW_LARGE: (&str, &str) = ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1");
 const LARGE: (&str, &str) = ("MIMALLOC_LARGE_OS_PAGES", "1");
@@ -65,7 +72,7 @@ struct Row {
 }
 
 /// All short names.
-static ROWS: [Row; 22] = [
+static ROWS: [Row; 26] = [
     Row {
         name: "no-thp",
         value: Value::Without,
@@ -139,6 +146,18 @@ static ROWS: [Row; 22] = [
         apply: |_| jemalloc("thp:always"),
     },
     Row {
+        name: "jemalloc-metadata-thp",
+        value: Value::Without,
+        meaning: "jemalloc requests huge pages for its metadata",
+        apply: |_| jemalloc(METADATA),
+    },
+    Row {
+        name: "jemalloc-retain",
+        value: Value::Without,
+        meaning: "jemalloc keeps address space (the default on 64-bit Linux)",
+        apply: |_| jemalloc(RETAIN),
+    },
+    Row {
         name: "jemalloc-arenas",
         value: Value::Optional(Kind::Count(1, 4096), 1),
         meaning: "the number of jemalloc's arenas",
@@ -155,6 +174,20 @@ static ROWS: [Row; 22] = [
         value: Value::Without,
         meaning: "mimalloc returns no memory",
         apply: |_| Apply::environment([PURGE, DECOMMIT].map(owned)),
+    },
+    Row {
+        name: "mimalloc-purge-delay",
+        value: Value::Optional(Kind::Count(1, 1_000_000_000), DELAY),
+        meaning: "mimalloc returns free pages after this time, in milliseconds",
+        apply: |milliseconds| {
+            Apply::environment(DELAYS.map(|variable| (variable, milliseconds.to_string())))
+        },
+    },
+    Row {
+        name: "mimalloc-eager-commit",
+        value: Value::Without,
+        meaning: "mimalloc makes its memory writable at once",
+        apply: |_| Apply::environment(EAGER.map(owned)),
     },
     Row {
         name: "mimalloc-thp",
@@ -317,6 +350,61 @@ pub fn keeps(linked: &Linked) -> Option<Apply> {
     }
 }
 
+/// Returns the settings with which this build of jemalloc keeps freed memory and address space, if
+/// there are any.
+pub fn keeps_and_retains(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Jemalloc { variable, decays: true, retains: true, .. } => {
+            Some(Apply::environment([(variable, format!("{RETAIN},{DECAY}"))]))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the settings with which this build of jemalloc keeps address space, if there are any.
+pub fn retain(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Jemalloc { variable, retains: true, .. } => {
+            Some(Apply::environment([(variable, RETAIN.to_owned())]))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the settings with which this build of jemalloc requests huge pages for its metadata, if
+/// there are any.
+pub fn metadata(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Jemalloc { variable, huge: true, .. } => {
+            Some(Apply::environment([(variable, METADATA.to_owned())]))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the settings with which this build of mimalloc returns free pages after this number of
+/// milliseconds, if there are any.
+pub fn delay(linked: &Linked, milliseconds: u64) -> Option<Apply> {
+    match linked {
+        Linked::Mimalloc { delay: Some(variable), .. } => {
+            Some(Apply::environment([(variable, milliseconds.to_string())]))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the settings with which this build of mimalloc makes its memory writable at once, if
+/// there are any.
+pub fn eager(linked: &Linked) -> Option<Apply> {
+    match linked {
+        Linked::Mimalloc { eager, .. } if !eager.is_empty() => {
+            let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            Some(Apply::Environment(eager.iter().map(owned).collect()))
+        }
+        _ => None,
+    }
+}
+
 /// Returns the settings with which this build of an allocator requests huge pages, if there are
 /// any.
 pub fn huge(linked: &Linked) -> Option<Apply> {
@@ -390,6 +478,8 @@ mod tests {
         assert_eq!(parsed("populate=2M"), Ok(Apply::Populate(2 << 20)));
         assert_eq!(parsed("populate-files=2M"), Ok(Apply::PopulateFiles(2 << 20)));
         assert_eq!(parsed("gogc=150"), Ok(gogc(150)));
+        let delays = DELAYS.map(|variable| (variable, "50".to_owned()));
+        assert_eq!(parsed("mimalloc-purge-delay=50"), Ok(Apply::environment(delays)));
         assert_eq!(parsed("malloc-grows=1M"), Ok(malloc_grows(1 << 20)));
         let heap = Apply::environment([("JAVA_TOOL_OPTIONS", "-Xms1024m".into())]);
         assert_eq!(parsed("java-heap=1G"), Ok(heap));

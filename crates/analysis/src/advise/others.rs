@@ -4,14 +4,16 @@
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
-use super::linked::Linked;
-use super::named;
+use super::linked::{EAGER, Linked};
+use super::named::{self, DELAY};
 use super::sysfs::Mode;
 use super::time::{folio_saving, remark, touch_time};
+use super::{commit, metadata, retain};
 use crate::number::{grouped, plural};
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
 use faultless_trace::anticipate::folio::{Folios, LARGEST, folios_of};
+use faultless_trace::discard::AGES;
 use faultless_trace::event::{Backing, Event, Kind};
 use faultless_trace::plan::PlanError;
 
@@ -53,14 +55,19 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
     let mut items = Vec::new();
     for linked in &findings.program.others {
         items.extend(keeps(linked, findings, costs));
+        items.extend(later(linked, findings, costs));
         items.extend(huge(linked, findings, costs));
+        items.extend(retain::predicted(linked, findings, costs));
+        items.extend(commit::predicted(linked, findings, costs));
     }
+    items.extend(metadata::predicted(findings, costs));
     items
 }
 
 /// The allocator keeps freed memory.
 fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::keeps(linked).filter(|_| !is_purged(linked, findings))?;
+    let purged = is_purged(linked, findings) || retain::is_off(linked, findings);
+    let apply = named::keeps(linked).filter(|_| !purged)?;
     let discards = findings.discards;
     let refilled = discards.refilled as f64;
     (discards.calls > 0).then(|| Item {
@@ -80,9 +87,54 @@ fn keeps(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     })
 }
 
+/// Returns whether mimalloc already waits [`DELAY`] before it returns free pages: by a variable, or
+/// in version 3 by default.
+fn waits(linked: &Linked, findings: &Findings) -> bool {
+    let Linked::Mimalloc { delay: Some(variable), eager, .. } = linked else { return false };
+    let set = findings.program.variables.get(variable);
+    match set.and_then(|value| value.parse::<i64>().ok()) {
+        // A negative value keeps all pages.
+        Some(set) => set < 0 || set.unsigned_abs() >= DELAY,
+        None => *eager == EAGER[2..],
+    }
+}
+
+/// mimalloc returns free pages later.
+fn later(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
+    let apply = named::delay(linked, DELAY).filter(|_| !waits(linked, findings))?;
+    let discards = findings.discards;
+    let at = AGES.iter().position(|age| *age == DELAY * 1000)?;
+    let spared = discards.refilled_within[at];
+    // A page that comes back is one of those that a call frees.
+    let calls = discards.calls as f64 * spared as f64 / discards.pages.max(1) as f64;
+    (spared > 0).then(|| Item {
+        name: "mimalloc returns memory later".into(),
+        action: format!(
+            "{} spares {} faults on pages that came back within this time",
+            shown(&apply),
+            grouped(spared)
+        ),
+        saving: spared as f64 * touch_time(findings, costs) + calls * costs.mapping,
+        spared: Some(findings.spared(spared as f64 * findings.single())),
+        unused: discards.peak_free * PAGE_SIZE,
+        apply,
+        at_best: 0.0,
+        remarks: vec!["memory that the program no longer uses stays resident for this time"],
+    })
+}
+
+/// Returns whether mimalloc commits at least half of the memory on demand. It requests huge pages
+/// only for memory that it commits at once.
+fn commits_in_parts(linked: &Linked, findings: &Findings) -> bool {
+    let committed = 2 * findings.commits.pages;
+    matches!(linked, Linked::Mimalloc { .. })
+        && committed > 0
+        && committed >= findings.without.outcome.peak_resident
+}
+
 /// The allocator requests huge pages.
 fn huge(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
-    let apply = named::huge(linked)?;
+    let apply = named::huge(linked).filter(|_| !commits_in_parts(linked, findings))?;
     let with = findings.arenas_huge.as_ref()?;
     let now = &findings.now;
     // A request has no effect if all memory gets huge pages.
@@ -104,7 +156,10 @@ pub fn open(findings: &Findings) -> Vec<Open> {
     let mut out = Vec::new();
     for linked in &findings.program.others {
         match linked {
-            Linked::Jemalloc { variable, .. } => jemalloc(variable, linked, findings, &mut out),
+            Linked::Jemalloc { variable, .. } => {
+                jemalloc(variable, linked, findings, &mut out);
+                out.extend(retain::open(linked, findings));
+            }
             Linked::Gperftools if findings.sizes.mode(LARGEST) == Mode::Madvise => {
                 out.push(none(
                     "tcmalloc on THP",
@@ -118,6 +173,7 @@ pub fn open(findings: &Findings) -> Vec<Open> {
             _ => {}
         }
     }
+    out.extend(metadata::open(findings));
     out
 }
 
@@ -193,7 +249,7 @@ fn short(linked: &Linked) -> &'static str {
 }
 
 /// Returns variables in the form of a shell.
-fn shown(apply: &Apply) -> String {
+pub fn shown(apply: &Apply) -> String {
     let Apply::Environment(variables) = apply else { return String::new() };
     let words = variables.iter().map(|(name, value)| format!("{name}={value}"));
     words.collect::<Vec<_>>().join(" ")
@@ -210,7 +266,7 @@ mod tests {
 
     fn rust() -> Linked {
         let variable = "_RJEM_MALLOC_CONF".to_owned();
-        Linked::Jemalloc { variable, version: None, decays: true, huge: true }
+        Linked::Jemalloc { variable, version: None, decays: true, huge: true, retains: true }
     }
 
     /// Returns a program with these allocators, 5 calls, and 3,000 pages that come back.
@@ -220,7 +276,43 @@ mod tests {
             Discards { calls: 5, refilled: 3000, peak_free: 700, ..Discards::default() };
         findings.program.others = others;
         findings.arenas_huge = None;
+        // A small heap, whose metadata is not worth a line.
+        findings.now.outcome.faults = findings.now.mapped[0].min(1000);
+        findings.now.mapped[0] = findings.now.outcome.faults;
         findings
+    }
+
+    #[test]
+    fn pages_that_come_back_soon_are_spared_by_a_longer_delay() {
+        let delay = Some("MIMALLOC_PURGE_DELAY");
+        let (purges, decommits, allows, requests) = (true, false, true, false);
+        let eager = Vec::new();
+        let mut findings =
+            with(vec![Linked::Mimalloc { purges, decommits, allows, requests, delay, eager }]);
+        findings.discards.pages = 4000;
+        let names = |findings: &Findings| {
+            let items = predicted(findings, &costs());
+            items.into_iter().map(|item| item.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&findings), ["mimalloc keeps memory"]);
+        findings.discards.refilled_within = [100, 200, 2000, 3000];
+        let items = predicted(&findings, &costs());
+        let got = find(&items, "mimalloc returns memory later");
+        // Half of the freed pages come back within one second.
+        assert_eq!(got.saving, 2000.0 * 2300.0 + 5.0 * 0.5 * 500.0);
+        assert_eq!((got.spared, got.unused), (Some(2000.0), 700 * PAGE_SIZE));
+        let value = "1000".to_owned();
+        assert_eq!(got.apply, Apply::environment([("MIMALLOC_PURGE_DELAY", value)]));
+        for (set, advised) in [("-1", false), ("1000", false), ("5", true), ("", true)] {
+            findings.program.variables.set("MIMALLOC_PURGE_DELAY", set);
+            assert_eq!(names(&findings).len(), if advised { 2 } else { 1 }, "{set}");
+        }
+        // Version 3 waits by default.
+        let Some(Linked::Mimalloc { eager, .. }) = findings.program.others.first_mut() else {
+            panic!("mimalloc")
+        };
+        *eager = EAGER[2..].to_vec();
+        assert_eq!(names(&findings), ["mimalloc keeps memory"]);
     }
 
     #[test]
@@ -256,6 +348,23 @@ mod tests {
         let names: Vec<_> =
             predicted(&findings, &costs()).into_iter().map(|item| item.name).collect();
         assert_eq!(names, ["jemalloc keeps memory"]);
+    }
+
+    #[test]
+    fn memory_committed_in_parts_gets_no_huge_pages_by_request() {
+        let trace = recordings::find("redis").expect("bundled").trace().expect("valid");
+        let (purges, decommits, allows, requests) = (true, false, true, true);
+        let (delay, eager) = (None, Vec::new());
+        let linked = Linked::Mimalloc { purges, decommits, allows, requests, delay, eager };
+        let mut findings = with(vec![linked]);
+        findings.arenas_huge = Some(huge_arenas(&trace, &[], &[LARGEST]).expect("valid"));
+        let has = |findings: &Findings| {
+            predicted(findings, &costs()).iter().any(|item| item.name == "mimalloc on THP")
+        };
+        findings.commits.pages = findings.without.outcome.peak_resident.div_ceil(2) - 1;
+        assert!(has(&findings));
+        findings.commits.pages += 1;
+        assert!(!has(&findings));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::item::Apply;
 use super::linked::{self, Linked};
+use super::variables::Variables;
 use faultless_trace::Trace;
 use faultless_trace::record::{find_program, has_capabilities};
 use memchr::memmem;
@@ -52,6 +53,8 @@ pub struct Program {
     pub go: bool,
     /// A Java virtual machine.
     pub java: bool,
+    /// Python, or a script of Python.
+    pub python: bool,
     /// Linked with musl.
     pub musl: bool,
     /// Contains, or is linked with, another allocator than glibc's.
@@ -60,6 +63,10 @@ pub struct Program {
     pub others: Vec<Linked>,
     /// The program itself requests jemalloc to return all free memory.
     pub purges: bool,
+    /// The program's file contains settings with which jemalloc returns address space.
+    pub unretains: bool,
+    /// The variables of allocators in its environment, as far as known.
+    pub variables: Variables,
     /// The program has other rights than its user, so the loader ignores variables.
     pub privileged: bool,
     /// Made for another machine, such as one with 32-bit addresses.
@@ -91,6 +98,8 @@ impl Program {
             program.glibc = false;
             program.allocator = true;
         }
+        let name = file.as_deref().and_then(Path::file_name).unwrap_or_default();
+        program.python = name.as_bytes().starts_with(b"python");
         program.privileged = file.is_some_and(|file| {
             let user = (geteuid().as_raw(), getegid().as_raw());
             let changes = |meta: Metadata| {
@@ -116,8 +125,9 @@ impl Program {
         variables.iter().any(|(name, _)| unknown.without_allocator(name).is_some())
     }
 
-    /// Examines the libraries of the running process `pid`.
+    /// Examines the libraries and the environment of the running process `pid`.
     pub fn add_mapped(&mut self, pid: i32) {
+        self.variables.add(&Variables::of_process(pid));
         self.add_allocators(linked::mapped(pid));
     }
 
@@ -252,10 +262,13 @@ impl Program {
             fixed: loader.is_none(),
             go,
             java,
+            python: false,
             musl,
             allocator: others,
             others: Vec::new(),
             purges: linked::purges(bytes),
+            unretains: linked::unretains(bytes),
+            variables: Variables::default(),
             privileged: false,
             foreign: !is_of_this_machine(&file),
         }
@@ -425,8 +438,13 @@ mod tests {
             assert!(why(&glibc, name).is_some_and(|why| why.contains(word)), "{name}");
             assert_eq!(why(&Program::default(), name), None, "an unknown file");
         }
-        let jemalloc =
-            Linked::Jemalloc { variable: CONF.to_owned(), version: None, decays: true, huge: true };
+        let jemalloc = Linked::Jemalloc {
+            variable: CONF.to_owned(),
+            version: None,
+            decays: true,
+            huge: true,
+            retains: true,
+        };
         let with = Program { allocator: true, others: vec![jemalloc], ..Program::default() };
         assert_eq!(why(&with, "jemalloc-thp"), None);
         assert!(why(&with, "mimalloc-thp").is_some());
@@ -469,5 +487,10 @@ mod tests {
         assert_eq!(executed(&script), Some(sh));
         fs::write(&script, format!("#!{}\n", script.display())).expect("written");
         assert_eq!(executed(&script), None, "a script that is its own interpreter");
+        let python = dir.path().join("python3.99");
+        fs::copy(executed(Path::new("/bin/sh")).expect("an installed sh"), &python).expect("copied");
+        fs::write(&script, format!("#!{}\n", python.display())).expect("written");
+        assert_eq!(executed(&script).as_ref(), Some(&python));
+        assert!(Program::named(python.as_ref()).python && !Program::named("sh".as_ref()).python);
     }
 }

@@ -15,6 +15,7 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::census::StackFaults;
 use faultless_trace::event::{Function, StackId, Stacks};
+use faultless_trace::fork::Copied;
 use std::collections::HashMap;
 
 /// A change of the program at a call site.
@@ -37,6 +38,8 @@ pub struct Site {
     pub caller: Option<Function>,
     /// The touches by purpose, of pages of 4 KiB.
     pub touches: StackFaults,
+    /// The faults of `touches` that copied a page shared since a fork.
+    pub copied: Copied,
     /// The faults, of pages of the recorded host.
     pub faults: u64,
     /// The predicted time of the faults, in nanoseconds of processor time.
@@ -135,25 +138,30 @@ pub fn stack_costs(findings: &Findings, costs: &Costs) -> Vec<StackCost> {
 /// Returns the call sites of a recording with these call stacks, the largest time first.
 pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     let times = Times::new(findings, costs);
-    let mut by_place: HashMap<(u32, u32), (StackFaults, u64, StackId)> = HashMap::new();
+    let mut by_place: HashMap<(u32, u32), (StackFaults, u64, StackId, Copied)> = HashMap::new();
     for (stack, faults) in &findings.census.stacks {
         let frames: Vec<_> = stacks.of(*stack).collect();
         let functions: Vec<_> = frames.iter().map(|(_, function)| *function).collect();
         let Some(at) = fold::site(&functions) else { continue };
         let (frame, _) = frames[at];
-        let (all, most, caller) = by_place.entry((frame.function, frame.line)).or_default();
+        let place = by_place.entry((frame.function, frame.line)).or_default();
+        let (all, most, caller, copied) = place;
         all.add(faults);
+        if let Some(new) = findings.forks.by_stack.get(stack) {
+            copied.add(new);
+        }
         if faults.total() > *most {
             (*most, *caller) = (faults.total(), frame.caller);
         }
     }
     let mut sites: Vec<_> = by_place
         .into_iter()
-        .map(|((function, line), (faults, _, caller))| Site {
+        .map(|((function, line), (faults, _, caller, copied))| Site {
             function: stacks.functions[function as usize].clone(),
             line,
             caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
             touches: faults,
+            copied,
             faults: faults.total() / findings.small_pages,
             nanoseconds: times.of(&faults),
             change: change(&faults, findings, costs),
@@ -234,6 +242,9 @@ mod tests {
         ]
         .map(|(stack, faults)| (StackId::new(stack), faults))
         .into();
+        let copied = |by_parent, by_child| Copied { by_parent, by_child };
+        findings.forks.by_stack =
+            [(StackId::new(2), copied(5, 1)), (StackId::new(3), copied(2, 0))].into();
         let costs = costs();
         let sites = sites(&findings, &costs, &stacks());
         let labels: Vec<_> = sites.iter().map(Site::label).collect();
@@ -244,6 +255,8 @@ mod tests {
         let touch = touch_time(&findings, &costs);
         assert_eq!(sites[0].nanoseconds, 110.0 * touch);
         assert_eq!(sites[0].bytes(), 110 * PAGE_SIZE);
+        // Two stacks have this call site.
+        assert_eq!((sites[0].copied, sites[1].copied), (copied(7, 1), Copied::default()));
         assert_eq!(sites[0].caller.as_ref().map(Function::label), Some("main"));
         let change = sites[0].change.expect("a mapping");
         assert!(change.action.contains("MAP_POPULATE"), "{change:?}");

@@ -48,7 +48,7 @@ fn print_allocators(findings: &Findings, out: &mut dyn Write) -> Result<(), CliE
 
 /// Prints the forks, their time, and the copies afterwards.
 fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
-    let forks = findings.forks;
+    let forks = &findings.forks;
     let Some(cost) = findings.fork_cost.filter(|_| forks.most >= FEW) else { return Ok(()) };
     writeln!(
         out,
@@ -57,11 +57,23 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
         grouped(forks.entries),
         grouped(forks.most),
         cost.time(forks.most) / 1e6,
-        plural(forks.copied(), "page"),
-        grouped(forks.copied_by_parent),
-        grouped(forks.copied_by_child),
+        plural(forks.copied.total(), "page"),
+        grouped(forks.copied.by_parent),
+        grouped(forks.copied.by_child),
         plural(forks.still_shared, "page")
     )?;
+    let huge = forks.huge[0];
+    if let (Some(cost), Some(time)) = (cost.huge, cost.time_of_huge(huge.most))
+        && huge.most[0] > 0
+    {
+        writeln!(
+            out,
+            " With THP for all memory the largest fork is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
+            time / 1e6,
+            plural(huge.splits, "first store"),
+            cost.split / 1e3
+        )?;
+    }
     Ok(())
 }
 
@@ -123,7 +135,7 @@ fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError
 mod tests {
     use super::*;
     use faultless_analysis::advise::cold::ColdCost;
-    use faultless_analysis::advise::forks::ForkCost;
+    use faultless_analysis::advise::forks::{ForkCost, HugeCost};
     use faultless_analysis::advise::linked::Linked;
     use faultless_analysis::advise::program::Program;
     use faultless_analysis::advise::stalls::Stalls;
@@ -131,7 +143,7 @@ mod tests {
     use faultless_analysis::replay::Source;
     use faultless_trace::discard::Discards;
     use faultless_trace::files::{Files, Reads};
-    use faultless_trace::fork::Forks;
+    use faultless_trace::fork::{Forks, HugeForks};
     use faultless_trace::recordings;
 
     #[test]
@@ -157,8 +169,12 @@ mod tests {
             interrupts: 6,
             ..Discards::default()
         };
-        findings.forks = Forks { forks: 1, entries: 5000, most: 5000, ..Forks::default() };
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0 });
+        let huge = HugeForks { splits: 7, most: [9, 392], ..HugeForks::default() };
+        let most = 5000;
+        findings.forks =
+            Forks { forks: 1, entries: most, most, huge: [huge; 2], ..Forks::default() };
+        let huge = Some(HugeCost { entry: 20_000.0, split: 4500.0 });
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0, huge });
         findings.stalls = Some(Stalls { major: 3, ..Stalls::default() });
         let reads = |around, pages| Reads { around, pages, ..Reads::default() };
         findings.files = Files {
@@ -186,6 +202,8 @@ mod tests {
             "read-ahead 8 MiB: predicted to save 0.056 s of elapsed time: 8 reads of 64 MiB in sum; \
              36 MiB less in the page cache",
             "echo 8192 > /sys/x/read_ahead_kb",
+            "the largest fork is predicted to take 0.3 ms, and each of 7 first stores",
+            "4.5 µs more, for the split",
             "during the run: 3 faults read from disk (a cold page cache).",
         ] {
             assert!(text.contains(part), "{part}: {text}");

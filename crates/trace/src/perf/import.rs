@@ -601,9 +601,10 @@ fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) 
                 (false, true) => Backing::SharedFile,
             };
             // A name provides more information only for memory mapped through a descriptor:
-            // /dev/zero and memfd.
+            // /dev/zero and memfd. The events of old kernels do not contain the flags.
             let backing = match named {
-                Some(name @ (Backing::Anon | Backing::SharedAnon)) => name,
+                Some(Backing::Anon | Backing::SharedAnon) if shared => Backing::SharedAnon,
+                Some(Backing::Anon | Backing::SharedAnon) => Backing::Anon,
                 _ => plain,
             };
             Some(Kind::Map { start, len, prot, flags: args[3] as u32, backing })
@@ -648,4 +649,35 @@ fn pages(start: u64, len: u64) -> Option<(u64, u64)> {
     let end = page_up(start.checked_add(len)?)?;
     let start = page_down(start);
     (end > start).then_some((start, end - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ_WRITE: u64 = 3;
+    const MAP_PRIVATE: u64 = 2;
+
+    /// Returns the backing of a mapping of a descriptor whose file has this name.
+    fn backing(name: &[u8], flags: u64, knows_flags: bool) -> Backing {
+        let named = Backing::named(name, knows_flags && flags & MAP_SHARED != 0);
+        let args = [0, 2 * PAGE_SIZE, READ_WRITE, flags, 3, 0];
+        match call_event(Call::Mmap, &args, 1 << 40, Some(named)) {
+            Some(Kind::Map { backing, .. }) => backing,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn memfd_is_memory_and_not_a_file() {
+        for name in [&b"/memfd:jit (deleted)"[..], b"/dev/zero (deleted)", b"/SYSV00000000"] {
+            for knows_flags in [true, false] {
+                let of = |flags| backing(name, flags, knows_flags);
+                assert_eq!(of(MAP_SHARED), Backing::SharedAnon, "{knows_flags}");
+                assert_eq!(of(MAP_PRIVATE), Backing::Anon, "{knows_flags}");
+            }
+        }
+        assert_eq!(backing(b"/usr/memfd:x", MAP_SHARED, true), Backing::SharedFile);
+        assert_eq!(backing(b"/usr/memfd:x", MAP_PRIVATE, true), Backing::File);
+    }
 }

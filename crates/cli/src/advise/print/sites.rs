@@ -2,10 +2,12 @@
 
 use crate::error::CliError;
 use crate::report::{Style, table};
+use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
 use faultless_analysis::advise::item::size;
 use faultless_analysis::advise::sites::{Site, short_name};
-use faultless_analysis::number::{fixed, grouped};
+use faultless_analysis::number::{fixed, grouped, plural};
+use faultless_trace::fork::Copied;
 use std::io::Write;
 
 /// The share of the time of all call sites below which a call site has no row.
@@ -58,7 +60,21 @@ fn described(site: &Site) -> String {
         }
         None => "no setting helps here".to_owned(),
     };
-    format!("{caller}{change}")
+    format!("{caller}{change}{}", copies(site.copied))
+}
+
+/// Describes the pages that were copied after a fork, if there are any.
+fn copies(copied: Copied) -> String {
+    if copied == Copied::default() {
+        return String::new();
+    }
+    format!(
+        "; {} copied after a fork ({}): {} by parents and {} by children",
+        plural(copied.total(), "page"),
+        size(copied.total() * PAGE_SIZE),
+        grouped(copied.by_parent),
+        grouped(copied.by_child)
+    )
 }
 
 /// Returns `label`, shortened in its middle: the beginning has the name, and the end the source
@@ -76,6 +92,16 @@ fn short(label: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_after_a_fork_are_described_by_process() {
+        assert_eq!(copies(Copied::default()), "");
+        let text = copies(Copied { by_parent: 700, by_child: 1024 });
+        assert_eq!(
+            text,
+            "; 1724 pages copied after a fork (6 MiB): 700 by parents and 1,024 by children"
+        );
+    }
 
     #[test]
     fn long_label_keeps_its_beginning_and_its_end() {

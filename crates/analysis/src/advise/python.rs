@@ -1,0 +1,159 @@
+//! Children of Python: pages that the garbage collector copies, which `gc.freeze` spares, and pages
+//! that reference counts copy, which no setting spares.
+
+use super::costs::Costs;
+use super::findings::Findings;
+use super::item::{Apply, Item, Open, size};
+use crate::number::grouped;
+use faultless::PAGE_SIZE;
+use faultless_trace::event::{Function, Stacks};
+use faultless_trace::fork::Forks;
+
+/// Copied pages from which a line is worth the reader's time.
+const FEW: u64 = 1000;
+/// Functions of CPython that run only during a collection, in versions 3.8 to 3.14.
+const COLLECTOR: [&str; 16] = [
+    "collect",
+    "deduce_unreachable",
+    "gc_collect",
+    "gc_collect_full",
+    "gc_collect_generations",
+    "gc_collect_increment",
+    "gc_collect_main",
+    "gc_collect_region",
+    "gc_collect_young",
+    "move_unreachable",
+    "subtract_refs",
+    "untrack_dicts",
+    "untrack_tuples",
+    "update_refs",
+    "visit_decref",
+    "visit_reachable",
+];
+
+/// Returns the pages that children copied in Python's garbage collector; `None` for a recording
+/// without call stacks.
+pub fn collector_copies(forks: &Forks, stacks: &Stacks) -> Option<u64> {
+    if stacks.frames.is_empty() {
+        return None;
+    }
+    let collects = |function: &Function| {
+        // Compilers add a suffix to the name of a part of a function.
+        let name = function.name.split('.').next().unwrap_or_default();
+        COLLECTOR.contains(&name) && function.module.contains("python")
+    };
+    let copies = forks.by_stack.iter();
+    let by_collector =
+        copies.filter(|(stack, _)| stacks.of(**stack).any(|(_, function)| collects(function)));
+    Some(by_collector.map(|(_, copied)| copied.by_child).sum())
+}
+
+/// Returns the predicted item: the parent excludes its objects from collections of its children.
+pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
+    let copies = findings.collector_copies.filter(|copies| *copies >= FEW)?;
+    Some(Item {
+        name: "gc.freeze before the fork".into(),
+        action: format!(
+            "gc.collect() and gc.freeze() in the program before the fork spare the copies of {} \
+             pages ({}) by the collector of children",
+            grouped(copies),
+            size(copies * PAGE_SIZE)
+        ),
+        saving: copies as f64 * costs.copied(),
+        spared: Some(findings.spared(copies as f64)),
+        unused: 0,
+        apply: Apply::Nothing,
+        at_best: 0.0,
+        remarks: vec![
+            "the saving is an upper limit: reference counts copy those of these pages whose objects the children use",
+        ],
+    })
+}
+
+/// Returns the advice about pages that children copy, which no setting spares.
+pub fn open(findings: &Findings) -> Option<Open> {
+    let copied = findings.forks.copied.by_child;
+    let is_python = findings.program.python || findings.program_name().starts_with("python");
+    let why = match findings.collector_copies {
+        Some(collector) => {
+            let rest = copied.saturating_sub(collector);
+            (rest >= FEW).then(|| {
+                format!(
+                    "children copied {} pages ({}) outside the collector. Reference counts are in \
+                     the objects, so a child that only reads an object stores to its page, and \
+                     no longer shares the page with the parent. Python 3.12 and later have no \
+                     counts for constants; data in arrays (array, numpy, mmap) has one count for \
+                     each array",
+                    grouped(rest),
+                    size(rest * PAGE_SIZE)
+                )
+            })
+        }
+        None => (copied >= FEW).then(|| {
+            "reference counts are in the objects, so even a reader copies their pages. \
+             gc.collect() and gc.freeze() before the fork spare the copies made by the collector, \
+             and no setting spares the copies made by reference counts: `advise --stacks` counts \
+             the two apart"
+                .to_owned()
+        }),
+    };
+    why.filter(|_| is_python).map(|why| Open {
+        name: "copies in children of Python".into(),
+        action: "no setting helps".into(),
+        why,
+        apply: Apply::Nothing,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{findings, sizes};
+    use super::super::sysfs::Mode;
+    use super::*;
+    use faultless_trace::event::{Frame, StackId};
+    use faultless_trace::fork::Copied;
+
+    #[test]
+    fn copies_of_the_collector_are_counted_apart() {
+        let function = |name: &str, module: &str| Function {
+            name: name.into(),
+            module: module.into(),
+            file: String::new(),
+        };
+        let functions = vec![
+            function("main", "python3.11"),
+            function("update_refs.isra.0", "libpython3.11.so.1.0"),
+            function("visit_decref", "ruby"),
+        ];
+        let frame = |caller, function| Frame { caller: StackId::new(caller), function, line: 0 };
+        let stacks = Stacks { functions, frames: vec![frame(0, 0), frame(1, 1), frame(1, 2)] };
+        let copied = |by_child| Copied { by_parent: 7, by_child };
+        let by_stack = [(1, copied(50)), (2, copied(600)), (3, copied(9))];
+        let by_stack = by_stack.map(|(stack, copied)| (StackId::new(stack), copied)).into();
+        let forks = Forks { by_stack, ..Forks::default() };
+        assert_eq!(collector_copies(&forks, &stacks), Some(600));
+        assert_eq!(collector_copies(&forks, &Stacks::default()), None);
+    }
+
+    #[test]
+    fn freeze_is_predicted_and_reference_counts_are_named() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.name = "/usr/bin/python3".into();
+        findings.forks.copied.by_child = 5000;
+        let why = |findings: &Findings| open(findings).map(|open| open.why);
+        assert!(why(&findings).is_some_and(|why| why.contains("advise --stacks")));
+        assert!(predicted(&findings, &costs()).is_none(), "without call stacks");
+        findings.collector_copies = Some(3000);
+        let got = predicted(&findings, &costs()).expect("copies by the collector");
+        assert_eq!((got.saving, got.spared), (3000.0 * costs().copied(), Some(3000.0)));
+        assert!(why(&findings).is_some_and(|why| why.contains("2,000 pages (7 MiB)")));
+        findings.collector_copies = Some(4500);
+        assert_eq!(why(&findings), None, "few copies beside the collector");
+        findings.name = "gunicorn".into();
+        findings.collector_copies = Some(0);
+        assert_eq!(why(&findings), None);
+        findings.program.python = true;
+        assert!(why(&findings).is_some_and(|why| why.contains("5,000 pages (19 MiB)")));
+    }
+}
