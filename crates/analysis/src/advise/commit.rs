@@ -7,7 +7,7 @@ use super::item::Item;
 use super::linked::Linked;
 use super::named;
 use super::others::shown;
-use super::time::folio_time;
+use super::time::folio_saving;
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
@@ -69,8 +69,7 @@ pub fn predicted(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<
             shown(&apply),
             plural(commits.calls, "call")
         ),
-        saving: commits.calls as f64 * costs.mapping + folio_time(now, costs)
-            - folio_time(with, costs),
+        saving: commits.calls as f64 * costs.mapping + folio_saving(findings, now, with, costs),
         spared: Some(findings.fewer(now, with)),
         unused: with.outcome.peak_untouched.saturating_sub(now.outcome.peak_untouched) * PAGE_SIZE,
         apply,
