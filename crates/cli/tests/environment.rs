@@ -1,6 +1,6 @@
 //! Systems that do not permit a recording, or not all of it: each is created, and the message names
-//! the cause and the remedy. A test that needs root, or a part that this system lacks, prints why it
-//! is skipped.
+//! the cause and the remedy. A test that needs root, or a part that this system lacks, prints why
+//! it is skipped.
 
 mod common;
 #[path = "../../trace/tests/made/mod.rs"]

@@ -38,8 +38,8 @@ const REPORTED: Duration = Duration::from_millis(3_500);
 /// Rounds of the largest folio that justify the wait.
 const WAITED: usize = 3;
 
-/// Bytes of memory in which page walks are measured, at least and at most: the memory of the program
-/// within these limits.
+/// Bytes of memory in which page walks are measured, at least and at most: the memory of the
+/// program within these limits.
 const WALKED: [u64; 2] = [64 << 20, 256 << 20];
 
 /// Bytes of a mapping whose creation and removal are measured: the step by which glibc's heap

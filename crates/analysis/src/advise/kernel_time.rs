@@ -2,9 +2,9 @@
 //! time.
 //!
 //! Many kernels divide the processor time by samples: the tick of the timer charges the program or
-//! the kernel, depending on which of the two it interrupts. The kernel's part of one run of a second
-//! is then uncertain by a tenth of it. The limit is therefore one standard error above the measured
-//! part, and runs without an advice are pooled.
+//! the kernel, depending on which of the two it interrupts. The kernel's part of one run of a
+//! second is then uncertain by a tenth of it. The limit is therefore one standard error above the
+//! measured part, and runs without an advice are pooled.
 
 use super::once::Run;
 use crate::rates::median;

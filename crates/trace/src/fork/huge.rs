@@ -88,8 +88,8 @@ impl Blocks {
         }
     }
 
-    /// Counts a fork of this process, whose private pages are `private`, and `is_most` if no earlier
-    /// fork had as many.
+    /// Counts a fork of this process, whose private pages are `private`, and `is_most` if no
+    /// earlier fork had as many.
     pub(super) fn fork(&mut self, private: &PageSet, is_most: bool, out: &mut [HugeForks; 2]) {
         for ((huge, shared), out) in self.huge.iter().zip(&mut self.shared).zip(out) {
             let within: u64 = huge.pages().map(|block| private.count(range(block))).sum();
