@@ -279,7 +279,12 @@ impl<'a> Answer<'a> {
             )?;
             figures.figure(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
             if let Some(spared) = item.spared {
-                figures.figure(&context, "predicted_faults_saved", "count", Number::Real(spared))?;
+                figures.figure(
+                    &context,
+                    "predicted_faults_saved",
+                    "count",
+                    Number::Real(spared),
+                )?;
             }
         }
         Ok(())

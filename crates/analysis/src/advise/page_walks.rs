@@ -87,15 +87,18 @@ struct Memory {
     anonymous: f64,
     huge: f64,
     referenced: f64,
+    /// Faults of the process so far.
+    faults: f64,
 }
 
 impl Memory {
     fn of(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+        let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+        Self::parse(&read("smaps_rollup")?, &read("stat")?)
     }
 
-    /// Parses the text of `smaps_rollup`.
-    fn parse(text: &str) -> Option<Self> {
+    /// Parses the texts of `smaps_rollup` and `stat`.
+    fn parse(text: &str, stat: &str) -> Option<Self> {
         let pages = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -106,13 +109,16 @@ impl Memory {
             anonymous: pages("Anonymous:")?,
             huge: pages("AnonHugePages:").unwrap_or(0.0),
             referenced: pages("Referenced:")?,
+            // The name may contain spaces. Faults without disk access are word 10 of the line.
+            faults: stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()?,
         })
     }
 
     /// Returns the estimated page walks for private memory since `before`, when all bits were
-    /// cleared. A new page has its bit from its fault.
+    /// cleared. A new page has its bit from its fault. A fault can also map several pages.
     fn walks_since(&self, before: Self) -> f64 {
-        let new = (self.resident - before.resident).max(0.0);
+        let new = (self.resident - before.resident).max(self.faults - before.faults).max(0.0);
+        let new = new.min(self.resident);
         let pages = self.resident - new;
         let touched = (self.referenced - new).clamp(0.0, pages);
         // At least one page has no bit: the formula has no finite value for all pages.
@@ -128,17 +134,19 @@ mod tests {
     use std::process::{Command, Stdio};
 
     fn memory(resident: f64, referenced: f64) -> Memory {
-        Memory { resident, anonymous: resident, huge: 0.0, referenced }
+        Memory { resident, anonymous: resident, huge: 0.0, referenced, faults: 50.0 }
     }
 
     #[test]
     fn memory_is_parsed_in_pages() {
         let text = "00400000-7fff0000 ---p 00000000 00:00 0    [rollup]\nRss:    8192 kB\nPss: 1 kB\n\
                     Referenced:  4096 kB\nAnonymous:  6144 kB\nAnonHugePages:  2048 kB\n";
-        let expected =
-            Memory { resident: 2048.0, anonymous: 1536.0, huge: 512.0, referenced: 1024.0 };
-        assert_eq!(Memory::parse(text), Some(expected));
-        assert_eq!(Memory::parse("Rss: many\n"), None);
+        let stat = "7 (a name) R 1 7 7 0 -1 4194304 1234 0 5 0 9 8";
+        let (resident, anonymous, huge, referenced) = (2048.0, 1536.0, 512.0, 1024.0);
+        let expected = Memory { resident, anonymous, huge, referenced, faults: 1234.0 };
+        assert_eq!(Memory::parse(text, stat), Some(expected));
+        assert_eq!(Memory::parse("Rss: many\n", stat), None);
+        assert_eq!(Memory::parse(text, "7 (a name) R 1"), None);
     }
 
     #[test]
@@ -153,6 +161,9 @@ mod tests {
         // New pages are referenced by their faults.
         let grown = memory(11_000.0, 1010.0).walks_since(before);
         assert!((10.0..10.1).contains(&grown), "{grown}");
+        // The program returns memory and faults on it again: the size stays.
+        let again = Memory { faults: 1050.0, ..memory(10_000.0, 1010.0) };
+        assert!((10.0..10.1).contains(&again.walks_since(before)));
         // All pages: finite.
         assert!(memory(10_000.0, 10_000.0).walks_since(before).is_finite());
         // Half of the memory is of files.
