@@ -23,6 +23,9 @@ import time
 
 ROUNDS = 9
 
+# The compilers of programs that print no version.
+COMPILED = {"go": "go", "ocaml": "ocamlopt"}
+
 # A server's script starts the server, sends it a fixed number of requests, and stops it.
 SERVE = """#!/bin/sh
 cd "$(dirname "$0")"
@@ -209,7 +212,7 @@ def servers(port, directory):
     maria = f"mariadbd --no-defaults --user=nobody --datadir={directory}/maria --socket={directory}/maria/maria.sock --skip-networking " \
         "--skip-grant-tables --innodb-buffer-pool-size=256M --innodb-flush-log-at-trx-commit=0"
     http = lambda name, server, count, *needs: (
-        {"server": server, "ready": OPEN % port[name], "load": AB % (count, port[name]), "stop": STOP}, ["ab", *needs])
+        {"server": server, "ready": OPEN % port[name], "load": AB % (count, port[name]), "stop": STOP}, [*needs, "ab"])
     return {
         "redis": ({
             "server": "redis-server --port 0 --unixsocket redis.sock --save '' --appendonly no --disable-thp no",
@@ -318,7 +321,7 @@ def prepare(directory, port):
 
 def version(program):
     """Returns the first line that `program` prints about its version, if any."""
-    for flag in ("--version", "-v", "-V", "version"):
+    for flag in ("--version", "-version", "-v", "-V", "version"):
         try:
             said = subprocess.run([program, flag], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired):
@@ -392,7 +395,7 @@ def measure(output, rounds, names):
         record.write(json.dumps(facts(rounds)) + "\n")
         chosen = names or list(all_commands)
         present = lambda program: shutil.which(program, path=f"{os.environ['PATH']}:{directory}") or (directory / program).exists()
-        record.write(json.dumps({"versions": {name: version(needed[name][-1 if name.endswith("http") else 0]) for name in chosen}}) + "\n")
+        record.write(json.dumps({"versions": {name: version(COMPILED.get(name, needed[name][0])) for name in chosen}}) + "\n")
         for name in chosen:
             missing = [program for program in needed[name] if not present(program)]
             if missing:
