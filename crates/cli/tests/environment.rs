@@ -1,6 +1,6 @@
 //! Systems that do not permit a recording, or not all of it: each is created, and the message names
-//! the cause and the remedy. A test that needs root, or a part that this system lacks, prints why
-//! it is skipped.
+//! the cause and the remedy. A test that needs root, or a part that this system lacks, prints the
+//! reason and is skipped.
 
 mod common;
 #[path = "../../trace/tests/made/mod.rs"]
@@ -188,9 +188,10 @@ fn full_disk_leaves_an_existing_recording() {
     let page = 4096;
     let pages = fs::metadata(FIXTURE).expect("a file").len().div_ceil(page);
     // The file of perf does not fit, or fits without the portable form.
-    for (room, cause) in
-        [(pages / 2, "is full\n  remedy: free space there"), (pages + 1, "old.fltrace: No space")]
-    {
+    for (room, cause) in [
+        (pages / 2, "is full\n  remedy: free space there, or record"),
+        (pages + 1, "old.fltrace: No space"),
+    ] {
         let place = Place::new();
         let full = full(room * page, "echo old > old.fltrace;");
         let ran = place.through(&full, &["record", "--lesser", "-o", "old.fltrace", "--", "true"]);

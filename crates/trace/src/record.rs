@@ -14,6 +14,7 @@
 //!   touches of file pages.
 
 mod arguments;
+mod around;
 mod huge;
 mod live;
 mod probe;
@@ -31,6 +32,8 @@ use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
 use crate::perf::{Architecture, is_hidden};
+pub use around::AROUND_ON;
+use around::FaultAround;
 use huge::HugePages;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -46,9 +49,6 @@ use survivors::Survivors;
 pub const HUGE_ON: &str = "on for all programs";
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// The start of the note about a recording with fault-around.
-pub const AROUND_ON: &str = "fault-around is still on";
-const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
 /// perf.
@@ -392,8 +392,8 @@ fn why_not_written(output: &Path, unreadable: &Error) -> String {
             let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
             let dir = dir.unwrap_or(Path::new("."));
             format!(
-                "{error}: the file system of {} is full\n  remedy: free space there, or write the \
-                 recording to another directory",
+                "{error}: the file system of {} is full\n  remedy: free space there, or record \
+                 to another file system (-o FILE; TMPDIR for advise)",
                 dir.display()
             )
         }
@@ -493,56 +493,6 @@ fn has_privilege(status: &str) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
     bits & (1 << CAP_SYS_ADMIN | 1 << CAP_PERFMON) != 0
-}
-
-/// Fault-around, turned off until this is dropped.
-struct FaultAround {
-    /// The value to restore.
-    saved: Option<String>,
-    problem: Option<io::Error>,
-}
-
-impl FaultAround {
-    fn turn_off() -> Self {
-        let off = || {
-            let saved = fs::read_to_string(FAULT_AROUND)?;
-            fs::write(FAULT_AROUND, "4096")?;
-            Ok(saved)
-        };
-        match off() {
-            Ok(saved) => Self { saved: Some(saved), problem: None },
-            Err(problem) => Self { saved: None, problem: Some(problem) },
-        }
-    }
-
-    fn note(&self) -> Option<String> {
-        self.problem.as_ref().map(|problem| {
-            let remedy = match problem.raw_os_error() {
-                Some(libc::ENOENT) => {
-                    "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
-                }
-                Some(libc::EROFS) => "`sudo mount -o remount,rw /sys/kernel/debug`",
-                // Root gets this error, too.
-                Some(libc::EPERM) => {
-                    "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)"
-                }
-                _ => "record as root",
-            };
-            format!(
-                "{AROUND_ON} ({FAULT_AROUND}: {problem}): a fault on a file page \
-                 may have mapped up to sixteen pages. Remedy: {remedy}"
-            )
-        })
-    }
-}
-
-impl Drop for FaultAround {
-    fn drop(&mut self) {
-        if let Some(saved) = &self.saved {
-            // A failure cannot be handled here. The value is visible in debugfs.
-            let _ = fs::write(FAULT_AROUND, saved.trim());
-        }
-    }
 }
 
 #[cfg(test)]

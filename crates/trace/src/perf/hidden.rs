@@ -1,9 +1,9 @@
 //! Programs of which the kernel reports only a part.
 //!
 //! The kernel reports the calls of 64-bit programs. A 32-bit program has other numbers of calls:
-//! the tracepoints of single calls omit them, and `raw_syscalls` reports numbers that mean other
-//! calls. The kernel stops the recording of a program that runs as another user (setuid), unless
-//! perf has the privilege to record it.
+//! the tracepoints of single calls omit these calls, and `raw_syscalls` reports numbers that mean
+//! other calls. The kernel stops the recording of a program that runs as another user (setuid),
+//! unless perf has the privilege to record the program.
 
 use crate::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo};
 
@@ -138,8 +138,8 @@ impl Programs {
         if calls && !narrow.is_empty() {
             notes.push(format!(
                 "{NARROW_NOTE} ({}): a page that such a program unmapped and touched again looks \
-                 like a page that was never unmapped, so the reported savings of prefault are too small. Remedy: record a 64-bit build of \
-                 the program",
+                 like a page that was never unmapped, so the reported savings of prefault are too \
+                 small. Remedy: record a 64-bit build of the program",
                 names(&narrow)
             ));
         }

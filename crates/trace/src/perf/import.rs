@@ -22,7 +22,7 @@ use super::chains::Chains;
 use super::hidden::Programs;
 use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
 use super::unwind::Unwind;
-use super::{Running, format, initial};
+use super::{Running, damaged, format, initial};
 use crate::event::{
     Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
     Prot, Recorded, StackId, ThreadInfo, Trace,
@@ -193,7 +193,9 @@ impl<'a> Import<'a> {
     /// Processes the next record of the perf event `attr`.
     pub fn record(&mut self, attr: usize, record: &RawEventRecord<'_>) -> Result<(), String> {
         if self.events.len() >= MAX_EVENTS || self.threads.len() > MAX_THREADS {
-            return Err(format!("more than {MAX_EVENTS} events or {MAX_THREADS} threads"));
+            return Err(format!(
+                "more than {MAX_EVENTS} events or {MAX_THREADS} threads: record a shorter time"
+            ));
         }
         if let Some(ns) = record.timestamp().filter(|ns| *ns > 0) {
             let start = *self.start_ns.get_or_insert(ns);
@@ -211,7 +213,7 @@ impl<'a> Import<'a> {
             self.lost[1] = self.lost[1].saturating_add(raw_u64(record.data, 0).unwrap_or(0));
             return Ok(());
         }
-        match record.parse().map_err(|error| error.to_string())? {
+        match record.parse().map_err(|error| damaged(&error))? {
             EventRecord::Sample(sample) => self.sample(attr, &sample),
             EventRecord::Mmap2(map) if map.pid > 0 && map.cpu_mode != CpuMode::Kernel => {
                 let path = map.path.as_slice();
@@ -473,7 +475,7 @@ impl<'a> Import<'a> {
             return Ok(());
         }
         let raw = sample.raw.unwrap_or(RawData::empty());
-        let cut = |part: &str| format!("a sample without {part}");
+        let cut = |part: &str| damaged(&format_args!("a sample without {part}"));
         let field = |field, name: &str| raw_field(raw, field).ok_or_else(|| cut(name));
         match &self.roles[attr] {
             &Role::Fault { kernel, address, ip, error_code } => {

@@ -162,12 +162,18 @@ fn guarded(
                 .map(String::as_str)
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("unknown");
-            Err(Error::new(path, place(record), format!("the perf.data parser failed: {why}")))
+            let why = format!("the perf.data parser failed: {}", damaged(&why));
+            Err(Error::new(path, place(record), why))
         })
 }
 
 fn place(record: Option<u64>) -> Place {
     record.map_or(Place::File, Place::Record)
+}
+
+/// Returns the reason of an `error` of the parser, with the remedy.
+fn damaged(error: &impl std::fmt::Display) -> String {
+    format!("{error}: {}", scan::DAMAGED)
 }
 
 /// Parses `bytes`, while `continues` returns `true`. Keeps the number of the current record in
@@ -181,7 +187,7 @@ fn read(
 ) -> Result<Trace, Error> {
     let whole = |reason: String| Error::new(path, Place::File, reason);
     let PerfFileReader { mut perf_file, mut record_iter } =
-        PerfFileReader::parse_file(bytes).map_err(|e| whole(e.to_string()))?;
+        PerfFileReader::parse_file(bytes).map_err(|e| whole(damaged(&e)))?;
     if perf_file.endian() != Endianness::LittleEndian {
         return Err(Error::at(
             path,
@@ -196,7 +202,7 @@ fn read(
         if number % BETWEEN == 0 && !continues() {
             return Err(whole(STOPPED.to_owned()));
         }
-        let next = record_iter.next_record(&mut perf_file).map_err(|e| wrong(e.to_string()))?;
+        let next = record_iter.next_record(&mut perf_file).map_err(|e| wrong(damaged(&e)))?;
         match next {
             Some(PerfFileRecord::EventRecord { attr_index, record }) => {
                 import.record(attr_index, &record).map_err(wrong)?;
@@ -208,7 +214,7 @@ fn read(
     *record = None;
     let trace = import.finish().map_err(whole)?;
     trace.check().map_err(|(event, reason)| {
-        Error::new(path, event.map_or(Place::File, Place::Event), reason)
+        Error::new(path, event.map_or(Place::File, Place::Event), damaged(&reason))
     })?;
     Ok(trace)
 }

@@ -5,6 +5,7 @@
 //! uncompressed records. Their order does not matter, because the parser sorts records by time. The
 //! parser sorts in rounds, and the ends of rounds would be at wrong places, so they are removed.
 
+use super::damaged;
 use super::scan::{BUILD_ID, Packed, RECORD_COMPRESSED, RECORD_COMPRESSED2, refused};
 use crate::zstd::{self, Damage};
 use std::io::{self, Read};
@@ -50,7 +51,7 @@ fn unpacked(packed: &[Packed<'_>], cut: bool) -> Result<Vec<u8>, (u64, String)> 
             Err((whole, damage)) if end.is_empty() && damage.ended => {
                 (left, end) = (whole, LAST_BLOCK);
             }
-            Err((_, damage)) => return Err((damage.begins, damage.reason)),
+            Err((_, damage)) => return Err((damage.begins, damaged(&damage.reason))),
         }
     }
 }
@@ -74,7 +75,7 @@ fn unpack(
             return placed(source.at, begins + damage.begins, damage);
         }
         if out.len() as u64 > MAX_UNPACKED {
-            let reason = "the compressed records hold more than 1 GiB".to_owned();
+            let reason = "the compressed records hold more than 1 GiB: record without -z".into();
             return placed(source.at, 0, Damage { begins: 0, ended: false, reason });
         }
     }
@@ -88,7 +89,7 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
         let kind = u32::from_le_bytes([k0, k1, k2, k3]);
         let size = usize::from(u16::from_le_bytes([s0, s1]));
         if size < header.len() {
-            return Err(format!("compressed, a record of {size} bytes"));
+            return Err(damaged(&format_args!("compressed, a record of {size} bytes")));
         }
         // The recording was interrupted here.
         let Some((record, rest)) = bytes.split_at_checked(size) else { break };
@@ -96,7 +97,7 @@ fn append(plain: &mut Vec<u8>, mut bytes: &[u8]) -> Result<(), String> {
             .map_err(|(_, why)| format!("compressed: {why}"))?;
         match kind {
             RECORD_COMPRESSED | RECORD_COMPRESSED2 => {
-                return Err("a compressed record within a compressed one".into());
+                return Err(damaged(&"a compressed record within a compressed one"));
             }
             RECORD_FINISHED_ROUND => {}
             _ => plain.extend_from_slice(record),

@@ -8,8 +8,8 @@
 //! contains each record of the stream at its place plus [`SHIFT`], so that errors can name the
 //! place in the stream.
 
-use super::format;
 use super::scan::{EVENT_DESC, HEADER, RECORD_COMPRESSED, RECORD_COMPRESSED2, attr_size, refused};
+use super::{damaged, format};
 use crate::error::{Error, Place};
 use crate::event::Trace;
 use std::collections::{BTreeMap, HashMap};
@@ -220,10 +220,11 @@ impl<R: Read, W: Write> Walk<'_, R, W> {
     fn tracing_data(&mut self, record: &[u8]) -> Result<Option<usize>, Error> {
         let at = self.at;
         let Some(len) = word32(record, 8) else {
-            return self.wrong(at, "a record of tracing data without its size");
+            return self.wrong(at, damaged(&"a record of tracing data without its size"));
         };
         if len % 8 != 0 {
-            return self.wrong(at, format!("tracing data of {len} bytes; want a multiple of 8"));
+            let why = format_args!("tracing data of {len} bytes; want a multiple of 8");
+            return self.wrong(at, damaged(&why));
         }
         self.reserve(len as usize)?;
         let mut data = Vec::new();
@@ -254,13 +255,15 @@ impl<R: Read, W: Write> Walk<'_, R, W> {
                 let own = word32(record, 12).map(u64::from).unwrap_or(0);
                 attr_size(own).or_else(|why| self.wrong(at + 12, why))?;
                 let Some((attr, ids)) = record[8..].split_at_checked(own as usize) else {
-                    return self.wrong(at + 12, format!("an event attribute of {own} bytes"));
+                    let why = format_args!("an event attribute of {own} bytes");
+                    return self.wrong(at + 12, damaged(&why));
                 };
                 if ids.len() % 8 != 0 {
-                    return self.wrong(at, "the identifiers of an event are not complete");
+                    return self
+                        .wrong(at, damaged(&"the identifiers of an event are not complete"));
                 }
                 if self.header.attrs.len() >= MAX_EVENTS {
-                    return self.wrong(at, format!("more than {MAX_EVENTS} events"));
+                    return self.wrong(at, damaged(&format_args!("more than {MAX_EVENTS} events")));
                 }
                 self.reserve(record.len())?;
                 self.header.attrs.push((attr.to_vec(), ids.to_vec()));
@@ -293,7 +296,8 @@ impl<R: Read, W: Write> Walk<'_, R, W> {
     fn reserve(&mut self, more: usize) -> Result<(), Error> {
         self.header.size += more;
         if self.header.size > MAX_DESCRIPTION {
-            return self.wrong(self.at, "the description of the events has more than 64 MiB");
+            let why = "the description of the events has more than 64 MiB";
+            return self.wrong(self.at, damaged(&why));
         }
         Ok(())
     }

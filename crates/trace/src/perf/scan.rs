@@ -21,8 +21,14 @@ pub(super) const HEADER: u64 = 104;
 pub(super) const EVENT_DESC: u32 = 12;
 /// Features from this number on belong to simpleperf.
 const FIRST_FOREIGN: u32 = 128;
-const NO_NAMES: &str =
-    "the file does not name its events (EVENT_DESC): perf before Linux 3.2 wrote it";
+const NO_NAMES: &str = "the file does not name its events (EVENT_DESC): perf before Linux 3.2 wrote \
+     it, or it is damaged. Remedy: record again";
+const HARDWARE: &str = "holds a hardware trace (AUX), which is not understood. Remedy: record \
+     without intel_pt and cs_etm";
+const LONG_ID: &str = "a build identifier of more than 20 bytes: the file is damaged; copy or \
+     record it again";
+/// The remedy for a file whose sizes and counts do not fit.
+pub(super) const DAMAGED: &str = "the file is damaged; copy or record it again";
 const RECORD_AUXTRACE: u32 = 71;
 pub(super) const RECORD_COMPRESSED: u32 = 81;
 pub(super) const RECORD_COMPRESSED2: u32 = 83;
@@ -154,7 +160,7 @@ impl<B: Bytes> Scan<'_, B> {
     fn there(&self, at: u64, len: u64) -> Result<(), Error> {
         match at.checked_add(len).filter(|end| *end <= self.bytes.len()) {
             Some(_) => Ok(()),
-            None => self.wrong(at, format!("the file ends before these {len} bytes")),
+            None => self.wrong(at, format!("the file ends before these {len} bytes: {DAMAGED}")),
         }
     }
 
@@ -206,7 +212,10 @@ impl<B: Bytes> Scan<'_, B> {
         }
         match self.u64(8)? {
             HEADER => {}
-            other => return self.wrong(8, format!("a header of {other} bytes; want {HEADER}")),
+            other => {
+                let why = format!("a header of {other} bytes; want {HEADER}: {DAMAGED}");
+                return self.wrong(8, why);
+            }
         }
         // The location of its identifiers, 16 bytes, follows each attribute.
         attr_size(self.u64(16)?).or_else(|why| self.wrong(16, why))?;
@@ -217,7 +226,8 @@ impl<B: Bytes> Scan<'_, B> {
         if data.size == 0 {
             return self.wrong(
                 data.told_at,
-                "the file has no records: was perf record interrupted before it finished?",
+                "the file has no records: perf record was killed, or its disk was full. Remedy: \
+                 record again, and end perf record by Ctrl-C or SIGTERM",
             );
         }
         let table = self.features(data, attrs)?;
@@ -237,12 +247,13 @@ impl<B: Bytes> Scan<'_, B> {
                 continue;
             }
             if feature >= FIRST_FOREIGN {
-                return self.wrong(72, "written by simpleperf, not by perf record");
+                let why = "written by simpleperf. Remedy: record with perf record";
+                return self.wrong(72, why);
             }
             let section = self.section(told_at)?;
             total = total.saturating_add(section.size);
             if total > self.bytes.len() {
-                return self.wrong(told_at, "the sections overlap");
+                return self.wrong(told_at, format!("the sections overlap: {DAMAGED}"));
             }
             if feature == EVENT_DESC {
                 self.event_desc(section)?;
@@ -267,7 +278,10 @@ impl<B: Bytes> Scan<'_, B> {
                     at = to;
                     Ok(from)
                 }
-                None => self.wrong(from, "the description of the events ends too early"),
+                None => {
+                    let why = format!("the description of the events ends too early: {DAMAGED}");
+                    self.wrong(from, why)
+                }
             }
         };
         let count = self.u32(take(4)?)?;
@@ -275,13 +289,15 @@ impl<B: Bytes> Scan<'_, B> {
         let attr_size = u64::from(self.u32(size_at)?);
         super::scan::attr_size(attr_size).or_else(|why| self.wrong(size_at, why))?;
         if u64::from(count) > section.size / attr_size {
-            return self.wrong(section.offset, format!("{count} events do not fit their section"));
+            let why = format!("{count} events do not fit their section: {DAMAGED}");
+            return self.wrong(section.offset, why);
         }
         for _ in 0..count {
             let attr = take(attr_size)?;
             let own = u64::from(self.u32(attr + 4)?);
             if !(MIN_ATTR..=attr_size).contains(&own) {
-                return self.wrong(attr + 4, format!("an event attribute of {own} bytes"));
+                let why = format!("an event attribute of {own} bytes: {DAMAGED}");
+                return self.wrong(attr + 4, why);
             }
             let ids = u64::from(self.u32(take(4)?)?);
             let name = u64::from(self.u32(take(4)?)?);
@@ -305,10 +321,7 @@ impl<B: Bytes> Scan<'_, B> {
                 let left = end - at;
                 return self.wrong(
                     at,
-                    format!(
-                        "a record of {size} bytes, but only {left} bytes remain: the file is \
-                         damaged; copy or record it again"
-                    ),
+                    format!("a record of {size} bytes, but only {left} bytes remain: {DAMAGED}"),
                 );
             }
             let misc = u16::from_le_bytes([m0, m1]);
@@ -323,7 +336,10 @@ impl<B: Bytes> Scan<'_, B> {
             } else if kind == RECORD_COMPRESSED2 {
                 let len = self.u64(at + 8)?;
                 if size < 16 || len > size - 16 {
-                    return self.wrong(at + 8, "more compressed bytes than the record has");
+                    return self.wrong(
+                        at + 8,
+                        format!("more compressed bytes than the record has: {DAMAGED}"),
+                    );
                 }
                 packed.push(Place { at, size, from: at + 16, len });
             }
@@ -338,8 +354,7 @@ pub(super) fn attr_size(size: u64) -> Result<(), String> {
     match size {
         MIN_ATTR..=MAX_ATTR => Ok(()),
         _ => Err(format!(
-            "event attributes of {size} bytes; perf writes {MIN_ATTR} or more: the file is \
-             damaged; copy or record it again"
+            "event attributes of {size} bytes; perf writes {MIN_ATTR} or more: {DAMAGED}"
         )),
     }
 }
@@ -356,9 +371,9 @@ pub(super) struct Packed<'a> {
 /// enough.
 pub(super) fn refused(kind: u32, misc: u16, id: Option<u8>) -> Result<(), (u64, &'static str)> {
     match kind {
-        RECORD_AUXTRACE => Err((0, "holds a hardware trace (AUX), which is not understood")),
+        RECORD_AUXTRACE => Err((0, HARDWARE)),
         RECORD_MMAP2 if misc & MISC_BUILD_ID != 0 && id.is_none_or(|len| len > 20) => {
-            Err((BUILD_ID, "a build identifier of more than 20 bytes"))
+            Err((BUILD_ID, LONG_ID))
         }
         _ => Ok(()),
     }

@@ -354,10 +354,7 @@ impl Perf {
         let _ = self.messages.rewind();
         let _ = (&self.messages).take(MESSAGE).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text);
-        format!(
-            "{}\n  remedy: the processes must run, and belong to this user; or record as root",
-            text.trim()
-        )
+        format!("{}\n  remedy: {}", text.trim(), remedy(&text))
     }
 }
 
@@ -528,6 +525,16 @@ impl Chosen {
     }
 }
 
+/// Returns the remedy for a failure of perf with the message `text`.
+fn remedy(text: &str) -> &'static str {
+    // The option --control.
+    if text.to_lowercase().contains("unknown option") {
+        "perf of Linux 5.10 or later, which can start with its events disabled"
+    } else {
+        "the processes must run, and belong to this user; or record as root"
+    }
+}
+
 /// Returns the reason for which a process cannot be recorded.
 fn refused(error: &procfs::ProcError) -> String {
     match error {
@@ -626,6 +633,14 @@ mod tests {
         let refused = |path: &Path| cgroup(path, &roots).unwrap_err();
         assert!(refused(Path::new("system.slice/db")).contains("no such control group"));
         assert!(refused(&second).contains("--all records all processes"));
+    }
+
+    #[test]
+    fn old_perf_has_its_own_remedy() {
+        let old =
+            "  Error: unknown option `control'\n\n Usage: perf record [<options>] [<command>]";
+        assert!(remedy(old).contains("Linux 5.10"));
+        assert!(remedy("Permission error").contains("as root"));
     }
 
     #[test]
