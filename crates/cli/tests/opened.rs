@@ -130,7 +130,7 @@ fn threads_open_and_close_libraries_at_the_same_time() {
     static void *work(void *number) {
         char name[32];
         snprintf(name, sizeof name, "liblarge%ld.so", (long)number);
-        for (int i = 0; i < 100; i++) {
+        for (int i = 0; i < 600; i++) {
             void *library = dlopen(name, RTLD_NOW);
             unsigned long (*function)(unsigned long) = dlsym(library, i % 2 ? "g1" : "g3");
             if (!function || function(7) != 21) exit(95);
