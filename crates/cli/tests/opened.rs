@@ -48,7 +48,11 @@ fn run(advice: &str, main: &str, options: &[&str], works: bool) -> Vec<(Option<i
     std::fs::create_dir(&folder).expect("a directory");
     let ran = |compiler| {
         let library = ["-O1", "-fPIC", "-shared", "-pthread"];
-        place.compile(compiler, "libraries/liblarge.so", LIBRARY, &library);
+        let library = place.compile(compiler, "libraries/liblarge.so", LIBRARY, &library);
+        for number in 0..4 {
+            let copy = folder.join(format!("liblarge{number}.so"));
+            std::fs::copy(&library, copy).expect("written");
+        }
         let linked = ["-O1", "-pthread", "-Wl,-rpath,$ORIGIN/libraries", "-ldl"];
         let program = place.compile(compiler, compiler, &format!("{OPENS}{main}"), &linked);
         let mut run = place.command(&options, &[&program]);
@@ -118,22 +122,25 @@ fn threads_execute_text_while_it_moves() {
     ends_with_five("huge-text", main, true);
 }
 
-/// Many threads open and close small and large libraries, and look up symbols.
+/// Each thread opens, uses and closes its own library. So a thread finds the new library of another
+/// thread, and copies its text while the other thread closes the library.
 #[test]
 fn threads_open_and_close_libraries_at_the_same_time() {
     let main = r#"
-    static void *work(void *unused) {
-        for (int i = 0; i < 40; i++) {
-            void *library = dlopen("liblarge.so", RTLD_NOW);
+    static void *work(void *number) {
+        char name[32];
+        snprintf(name, sizeof name, "liblarge%ld.so", (long)number);
+        for (int i = 0; i < 600; i++) {
+            void *library = dlopen(name, RTLD_NOW);
             unsigned long (*function)(unsigned long) = dlsym(library, i % 2 ? "g1" : "g3");
             if (!function || function(7) != 21) exit(95);
             dlclose(library);
         }
-        return unused;
+        return number;
     }
     int main(void) {
         pthread_t threads[4];
-        for (int i = 0; i < 4; i++) if (pthread_create(&threads[i], 0, work, 0)) return 3;
+        for (long i = 0; i < 4; i++) if (pthread_create(&threads[i], 0, work, (void *)i)) return 3;
         for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
         return 5;
     }"#;

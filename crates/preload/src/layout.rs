@@ -80,6 +80,8 @@ pub enum Reason {
     Ahead,
     /// The helper thread does not exist.
     Thread,
+    /// The kernel does not copy the text of an opened library.
+    Opened,
 }
 
 /// `EINVAL`.
@@ -89,7 +91,7 @@ const NO_MEMORY: u32 = 12;
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Collapse,
         Self::Changed,
         Self::Accounting,
@@ -103,6 +105,7 @@ impl Reason {
         Self::Populate,
         Self::Ahead,
         Self::Thread,
+        Self::Opened,
     ];
 
     /// Returns the name of the operation in `--apply`.
@@ -142,6 +145,10 @@ impl Reason {
             Self::Execution => (
                 "the kernel forbids new executable memory",
                 "permit such memory (SELinux: execmem), or use huge-text-collapse",
+            ),
+            Self::Opened => (
+                "the kernel does not copy the text of a library that the program has opened",
+                "permit process_vm_readv (seccomp)",
             ),
             Self::Place => ("the copy cannot take the place of the text", "raise vm.max_map_count"),
             Self::Processor => (

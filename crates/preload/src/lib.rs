@@ -22,6 +22,7 @@
 pub mod ahead;
 pub mod allocator;
 pub mod blocks;
+pub mod copy;
 pub mod dlsym;
 pub mod environment;
 pub mod errno;

@@ -4,7 +4,7 @@ use crate::syscall;
 use core::ffi::c_int;
 
 /// A mapping.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
     /// The first address.
     pub start: usize,
@@ -12,8 +12,12 @@ pub struct Mapping {
     pub end: usize,
     /// The permissions, as in `r-xp`.
     pub permissions: [u8; 4],
-    /// The mapping is of a file.
-    pub of_file: bool,
+    /// The offset in the file.
+    pub offset: usize,
+    /// The major and the minor number of the file's device.
+    pub device: [usize; 2],
+    /// The inode of the file, or 0 for anonymous memory.
+    pub inode: usize,
 }
 
 /// The beginning of a line that contains all fields but the name.
@@ -54,9 +58,18 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let mut addresses = fields.next()?.split(|byte| *byte == b'-');
     let (start, end) = (hexadecimal(addresses.next()?)?, hexadecimal(addresses.next()?)?);
     let permissions = *fields.next()?.first_chunk()?;
-    // The inode of anonymous memory is 0.
-    let inode = fields.nth(2)?;
-    Some(Mapping { start, end, permissions, of_file: inode != b"0" })
+    let offset = hexadecimal(fields.next()?)?;
+    let mut device = fields.next()?.split(|byte| *byte == b':');
+    let device = [hexadecimal(device.next()?)?, hexadecimal(device.next()?)?];
+    let inode = decimal(fields.next()?)?;
+    Some(Mapping { start, end, permissions, offset, device, inode })
+}
+
+fn decimal(digits: &[u8]) -> Option<usize> {
+    digits.iter().try_fold(0_usize, |value, byte| {
+        let digit = char::from(*byte).to_digit(10)?;
+        value.checked_mul(10)?.checked_add(digit as usize)
+    })
 }
 
 fn hexadecimal(digits: &[u8]) -> Option<usize> {

@@ -23,6 +23,12 @@ pub fn size() -> usize {
     size
 }
 
+/// Returns the pages around a range: the first address and the address after the last.
+pub fn around(start: usize, end: usize) -> (usize, usize) {
+    let page = size();
+    (start / page * page, end.next_multiple_of(page))
+}
+
 /// Returns the whole pages within a range: the first address and the address after the last.
 pub fn whole(start: usize, bytes: usize) -> (usize, usize) {
     let page = size();

@@ -24,6 +24,7 @@ mod number {
     pub const PRCTL: usize = 157;
     pub const EXIT_GROUP: usize = 231;
     pub const OPENAT: usize = 257;
+    pub const PROCESS_VM_READV: usize = 310;
 }
 #[cfg(target_arch = "aarch64")]
 mod number {
@@ -44,6 +45,7 @@ mod number {
     pub const GETPID: usize = 172;
     pub const KILL: usize = 129;
     pub const EXIT_GROUP: usize = 94;
+    pub const PROCESS_VM_READV: usize = 270;
 }
 
 /// The first result that is an error: `-4095` as an unsigned number.
@@ -181,6 +183,23 @@ pub unsafe fn replace(from: usize, len: usize, to: usize) -> Result<(), c_int> {
     const FIXED: usize = 1 | 2;
     // SAFETY: the caller's contract.
     checked(unsafe { call(number::MREMAP, [from, len, len, FIXED, to, 0]) }).map(drop)
+}
+
+/// Copies memory of the process by the kernel. The copy fails if the source is not mapped.
+///
+/// # Errors
+/// The error code of the kernel; `EFAULT` also after a copy of a part.
+///
+/// # Safety
+/// The caller owns the memory at `to`.
+pub unsafe fn read_own_memory(from: usize, to: usize, len: usize) -> Result<(), c_int> {
+    const EFAULT: c_int = 14;
+    let (local, remote) = ([to, len], [from, len]);
+    let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
+    // SAFETY: the kernel reads the two vectors, and writes to memory of the caller.
+    let copied =
+        checked(unsafe { call(number::PROCESS_VM_READV, [getpid(), local, 1, remote, 1, 0]) })?;
+    if copied == len { Ok(()) } else { Err(EFAULT) }
 }
 
 /// Names private anonymous memory in `/proc/PID/maps`, if the kernel supports names.
