@@ -389,6 +389,8 @@ mod tests {
             processor: 1.1,
             system,
             faults,
+            major: 0,
+            read: 0,
             counts_populated: false,
             thp_off: false,
             status: std::process::ExitStatus::default(),
