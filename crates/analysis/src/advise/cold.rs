@@ -11,6 +11,7 @@ use crate::rates::median;
 use faultless::PAGE_SIZE;
 use faultless_trace::files::{Files, READS, Reads};
 use memmap2::{Advice, Mmap};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
 use std::io::Write;
@@ -68,6 +69,17 @@ impl DataFiles {
         }
     }
 
+    /// Adds the large files in the arguments of `command` if no file was found: a run of few
+    /// milliseconds can end before its mappings are read.
+    pub fn add_arguments(&mut self, command: &[OsString]) {
+        if !self.files.is_empty() {
+            return;
+        }
+        let large =
+            |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.is_file() && it.len() >= LEAST);
+        self.files = command.iter().skip(1).map(PathBuf::from).filter(large).collect();
+    }
+
     /// Returns the number of files.
     pub fn count(&self) -> u64 {
         self.files.len() as u64
@@ -116,7 +128,10 @@ fn data_files(maps: &str) -> Vec<&str> {
 }
 
 /// Writes the changed pages of `file`, and drops its pages from the page cache.
-fn drop_file(file: &File) -> std::io::Result<()> {
+///
+/// # Errors
+/// The pages cannot be written.
+pub(super) fn drop_file(file: &File) -> std::io::Result<()> {
     // A file on a read-only file system cannot have changed pages.
     if let Err(error) = file.sync_data()
         && !matches!(error.raw_os_error(), Some(libc::EROFS | libc::EINVAL))
@@ -500,6 +515,13 @@ mod tests {
         assert!(!data.files.contains(&program), "a file with code");
         assert!(data.count() >= 1 && data.bytes() >= 2 << 20);
         drop(map);
+        let command = ["program".into(), "-v".into(), path.clone().into_os_string()];
+        let before = data.count();
+        data.add_arguments(&command);
+        assert_eq!(data.count(), before, "mapped files are known");
+        let mut named = DataFiles::default();
+        named.add_arguments(&command);
+        assert_eq!(named.files, [&*path]);
         let only = DataFiles { files: vec![path.clone(), dir.path().join("removed")], ..data };
         assert_eq!((only.largest(), only.bytes()), (Some(&*path), 2 << 20));
         // SAFETY: see above.

@@ -1,6 +1,6 @@
 //! Settings for mapped files: the size of fault-around, and mappings that are populated at once.
 
-use super::cold::POPULATE;
+use super::cold::{POPULATE, drop_file};
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, size};
@@ -12,7 +12,7 @@ use faultless_trace::files::ORDERS;
 use memmap2::{Advice, Mmap};
 use std::fs::OpenOptions;
 use std::hint::black_box;
-use std::io::Write;
+use std::io::{self, Seek, Write};
 use std::time::Instant;
 
 /// The setting of fault-around, in bytes.
@@ -21,6 +21,8 @@ const FILE: &str = "/sys/kernel/debug/fault_around_bytes";
 pub const MOSTLY: f64 = 0.9;
 /// Pages of the file whose mapping is measured: 32 MiB.
 const PAGES: usize = 8192;
+/// The bytes of a write of this file.
+const BLOCK: usize = 1 << 20;
 /// The rounds of the measurement.
 const ROUNDS: usize = 5;
 
@@ -41,8 +43,14 @@ impl FileCost {
     pub fn measure() -> Result<Self, Error> {
         let failed = |error| Error::host("a file for the measurement of faults", error);
         let mut file = tempfile::tempfile().map_err(failed)?;
-        let block = vec![1; PAGE_SIZE as usize];
-        (0..PAGES).try_for_each(|_| file.write_all(&block)).map_err(failed)?;
+        let block = vec![1; BLOCK];
+        let blocks = PAGES * PAGE_SIZE as usize / BLOCK;
+        (0..blocks).try_for_each(|_| file.write_all(&block)).map_err(failed)?;
+        // Pages that were read lie in other folios of the page cache than pages that were written,
+        // and most files of a program were read.
+        drop_file(&file).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        io::copy(&mut file, &mut io::sink()).map_err(failed)?;
         let mut times = [Vec::new(), Vec::new()];
         let around = 1 << ORDERS[0];
         for _ in 0..ROUNDS {

@@ -199,6 +199,9 @@ pub fn measure(
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
     }
+    if cold {
+        data.add_arguments(command.unwrap_or_default());
+    }
     if let Some(file) = data.largest().filter(|_| cold) {
         observer.begin("reads a file of the program from the disk");
         findings.cold_cost = ColdCost::measure_file(file)?;

@@ -85,7 +85,7 @@ impl Chains {
             (&mut self.unwind, &sample.user_regs, sample.user_stack)
         {
             let stack = stack.get(0..(len as usize).min(stack.len())).unwrap_or(stack);
-            let chain = unwind.chain(pid, regs, stack);
+            let chain = unwind.chain(pid, |number| regs.get(number), stack);
             return Some(self.stack(pid, &chain));
         }
         let chain = sample.callchain?;

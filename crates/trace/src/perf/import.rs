@@ -185,7 +185,7 @@ impl<'a> Import<'a> {
             lost: [0; 2],
             throttled: 0,
             guests: 0,
-            chains: Chains::new(copies.then(|| Unwind::new(running.is_some()))),
+            chains: Chains::new(copies.then(|| Unwind::new(running.is_some(), architecture))),
             build_ids: build_ids(file),
         })
     }
