@@ -242,7 +242,12 @@ impl<'a> Answer<'a> {
             )?;
             figures.figure(&context, "unused_bytes", "bytes", Number::Whole(item.unused))?;
             if let Some(spared) = item.spared {
-                figures.figure(&context, "predicted_faults_saved", "count", Number::Real(spared))?;
+                figures.figure(
+                    &context,
+                    "predicted_faults_saved",
+                    "count",
+                    Number::Real(spared),
+                )?;
             }
         }
         Ok(())
@@ -256,7 +261,7 @@ impl Answer<'_> {
         let Some(cost) = self.findings.fork_cost else { return Ok(()) };
         let times = [
             Some(("fork_largest_ns", cost.time(forks.most))),
-            cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_largest_with_thp_ns", time)),
+            cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_with_thp_ns", time)),
             cost.huge.map(|huge| ("fork_split_ns", huge.split)),
         ];
         for (metric, value) in times.into_iter().flatten() {

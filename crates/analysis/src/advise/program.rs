@@ -488,7 +488,8 @@ mod tests {
         fs::write(&script, format!("#!{}\n", script.display())).expect("written");
         assert_eq!(executed(&script), None, "a script that is its own interpreter");
         let python = dir.path().join("python3.99");
-        fs::copy(executed(Path::new("/bin/sh")).expect("an installed sh"), &python).expect("copied");
+        fs::copy(executed(Path::new("/bin/sh")).expect("an installed sh"), &python)
+            .expect("copied");
         fs::write(&script, format!("#!{}\n", python.display())).expect("written");
         assert_eq!(executed(&script).as_ref(), Some(&python));
         assert!(Program::named(python.as_ref()).python && !Program::named("sh".as_ref()).python);

@@ -65,7 +65,8 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     {
         writeln!(
             out,
-            " With THP for all memory the largest fork is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
+            " With THP for all memory the fork of the most huge pages, {}, is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
+            grouped(huge.most[0]),
             time / 1e6,
             plural(huge.splits, "first store"),
             cost.split / 1e3
@@ -143,7 +144,7 @@ mod tests {
             "interrupted other CPUs 6 times at most",
             "1 fork copied 5,000 entries of page tables",
             "predicted to take 0.6 ms of processor time",
-            "the largest fork is predicted to take 0.3 ms, and each of 7 first stores",
+            "the fork of the most huge pages, 9, is predicted to take 0.3 ms, and each of 7 first",
             "4.5 µs more, for the split",
             "during the run: 3 faults read from disk (a cold page cache).",
         ] {
