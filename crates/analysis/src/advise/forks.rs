@@ -86,8 +86,8 @@ impl ForkCost {
         self.base + entries as f64 * self.entry
     }
 
-    /// Returns the nanoseconds of a fork that copies the entries of this number of huge pages, and of
-    /// other pages; `None` if the host permits no huge pages.
+    /// Returns the nanoseconds of a fork that copies the entries of this number of huge pages, and
+    /// of other pages; `None` if the host permits no huge pages.
     pub fn time_of_huge(&self, [blocks, entries]: [u64; 2]) -> Option<f64> {
         Some(self.time(entries) + blocks as f64 * self.huge?.entry)
     }
