@@ -63,9 +63,7 @@ impl Blocks {
             Kind::Unmap { start, len } => self.unmap(pages(start, len)),
             Kind::Advise { start, len, advice: MADV_DONTNEED } => self.split(pages(start, len)),
             Kind::Advise { start, len, advice: advice @ (MADV_HUGEPAGE | MADV_NOHUGEPAGE) } => {
-                if len > 0 {
-                    self.advice.insert(pages(start, len), advice == MADV_HUGEPAGE);
-                }
+                self.advice.insert(pages(start, len), advice == MADV_HUGEPAGE);
             }
             Kind::Remap { old, old_len, new, new_len, .. } if old_len > 0 => {
                 let counts = self.mapped.contains(&(old / PAGE_SIZE));
