@@ -86,10 +86,9 @@ impl Forks {
                     let entries = memories[process].private.len();
                     out.forks += 1;
                     out.entries += entries;
-                    let is_most = entries >= out.most;
                     out.most = out.most.max(entries);
                     let parent = &mut memories[process];
-                    parent.blocks.fork(&parent.private, is_most, &mut out.huge);
+                    parent.blocks.fork(&parent.private, &mut out.huge);
                     parent.inherited.clone_from(&parent.private);
                     let mut copy = parent.clone();
                     copy.is_child = true;

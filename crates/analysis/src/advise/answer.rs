@@ -298,7 +298,7 @@ impl Answer<'_> {
         let Some(cost) = self.findings.fork_cost else { return Ok(()) };
         let times = [
             Some(("fork_largest_ns", cost.time(forks.most))),
-            cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_largest_with_thp_ns", time)),
+            cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_with_thp_ns", time)),
             cost.huge.map(|huge| ("fork_split_ns", huge.split)),
         ];
         for (metric, value) in times.into_iter().flatten() {

@@ -11,10 +11,10 @@ use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::fork::{Forks, HugeForks};
 use memmap2::{Advice, MmapMut};
-use nix::fcntl::OFlag;
 use nix::sys::wait::waitpid;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{ForkResult, fork, pipe2, read, write};
+use nix::unistd::{ForkResult, fork, read};
+use std::io::{Write, pipe};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -147,7 +147,7 @@ fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let nanoseconds =
         |begin: Duration, end: Duration| end.saturating_sub(begin).as_secs_f64() * 1e9;
-    let (end, other_end) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
+    let (end, mut other_end) = pipe().map_err(|error| Error::host("a pipe", error))?;
     let begin = now().map_err(failed)?;
     // SAFETY: the child only calls read and _exit, which are async-signal-safe.
     let forked = unsafe { fork() }.map_err(failed)?;
@@ -166,7 +166,7 @@ fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
                 *byte = 2;
             }
             let stored = now();
-            write(&other_end, &[0]).map_err(failed)?;
+            other_end.write_all(&[0]).map_err(|error| Error::host("a pipe", error))?;
             waitpid(child, None).map_err(failed)?;
             let (forked, stored) = (forked.map_err(failed)?, stored.map_err(failed)?);
             Ok((nanoseconds(begin, forked), nanoseconds(forked, stored)))

@@ -65,7 +65,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
         apply: Apply::Nothing,
         at_best: 0.0,
         remarks: vec![
-            "the saving is an upper limit: reference counts copy those of these pages whose objects the children use",
+            "only the copies are counted: the collector of the children also visits fewer objects",
         ],
     })
 }

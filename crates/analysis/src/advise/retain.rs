@@ -33,8 +33,8 @@ pub fn is_off(linked: &Linked, findings: &Findings) -> bool {
 ///
 /// A page returned by `munmap` is then returned by `MADV_DONTNEED`, which causes the same fault at
 /// its next use. Small mappings are an exception: jemalloc joins free parts only within a mapping,
-/// and uses a free part again for a block of at least a 64th of its size, so a mapping of at most
-/// 64 blocks is used again before it is returned.
+/// and uses a free part again for a block of at least a 64th of its size. A mapping of at most 64
+/// blocks is therefore used again before it is returned.
 pub fn predicted(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     let apply = named::retain(linked).filter(|_| is_off(linked, findings))?;
     let discards = findings.discards;

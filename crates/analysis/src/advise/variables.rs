@@ -53,8 +53,8 @@ impl Variables {
 
     /// Returns the value of `option` in jemalloc's variable `name`. The last value counts.
     pub fn option(&self, name: &str, option: &str) -> Option<&str> {
-        let settings = self.get(name)?.split(',').filter_map(|one| one.split_once(':'));
-        settings.filter(|(known, _)| *known == option).last().map(|(_, value)| value)
+        let mut settings = self.get(name)?.split(',').filter_map(|one| one.split_once(':'));
+        settings.rfind(|(known, _)| *known == option).map(|(_, value)| value)
     }
 }
 

@@ -68,7 +68,8 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     {
         writeln!(
             out,
-            " With THP for all memory the largest fork is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
+            " With THP for all memory the fork of the most huge pages, {}, is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
+            grouped(huge.most[0]),
             time / 1e6,
             plural(huge.splits, "first store"),
             cost.split / 1e3
@@ -202,7 +203,7 @@ mod tests {
             "read-ahead 8 MiB: predicted to save 0.056 s of elapsed time: 8 reads of 64 MiB in sum; \
              36 MiB less in the page cache",
             "echo 8192 > /sys/x/read_ahead_kb",
-            "the largest fork is predicted to take 0.3 ms, and each of 7 first stores",
+            "the fork of the most huge pages, 9, is predicted to take 0.3 ms, and each of 7 first",
             "4.5 µs more, for the split",
             "during the run: 3 faults read from disk (a cold page cache).",
         ] {

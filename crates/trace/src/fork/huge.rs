@@ -22,7 +22,7 @@ pub struct HugeForks {
     pub blocks: u64,
     /// Resident private pages of the parent outside huge pages, added up over all forks.
     pub entries: u64,
-    /// Huge pages at the fork with the most private pages, and its private pages outside.
+    /// Huge pages at the fork with the most of them, and its private pages outside.
     pub most: [u64; 2],
     /// Huge pages split by the first store of the parent or a child after a fork.
     pub splits: u64,
@@ -63,9 +63,7 @@ impl Blocks {
             Kind::Unmap { start, len } => self.unmap(pages(start, len)),
             Kind::Advise { start, len, advice: MADV_DONTNEED } => self.split(pages(start, len)),
             Kind::Advise { start, len, advice: advice @ (MADV_HUGEPAGE | MADV_NOHUGEPAGE) } => {
-                if len > 0 {
-                    self.advice.insert(pages(start, len), advice == MADV_HUGEPAGE);
-                }
+                self.advice.insert(pages(start, len), advice == MADV_HUGEPAGE);
             }
             Kind::Remap { old, old_len, new, new_len, .. } if old_len > 0 => {
                 let counts = self.mapped.contains(&(old / PAGE_SIZE));
@@ -88,17 +86,14 @@ impl Blocks {
         }
     }
 
-    /// Counts a fork of this process, whose private pages are `private`, and `is_most` if no
-    /// earlier fork had as many.
-    pub(super) fn fork(&mut self, private: &PageSet, is_most: bool, out: &mut [HugeForks; 2]) {
+    /// Counts a fork of this process, whose private pages are `private`.
+    pub(super) fn fork(&mut self, private: &PageSet, out: &mut [HugeForks; 2]) {
         for ((huge, shared), out) in self.huge.iter().zip(&mut self.shared).zip(out) {
             let within: u64 = huge.pages().map(|block| private.count(range(block))).sum();
             let now = [huge.len(), private.len() - within];
             out.blocks += now[0];
             out.entries += now[1];
-            if is_most {
-                out.most = now;
-            }
+            out.most = out.most.max(now);
             shared.clone_from(huge);
         }
     }
@@ -181,9 +176,9 @@ mod tests {
             blocks.step(Kind::first(page * PAGE_SIZE, Access::Write));
         }
         let mut out = [HugeForks::default(); 2];
-        blocks.fork(&private, true, &mut out);
+        blocks.fork(&private, &mut out);
         stores.iter().for_each(|page| blocks.copy(START / PAGE_SIZE + page, &mut out));
-        blocks.fork(&private, false, &mut out);
+        blocks.fork(&private, &mut out);
         out
     }
 
