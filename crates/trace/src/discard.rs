@@ -18,6 +18,10 @@ const MAP_STACK: u32 = 0x2_0000;
 /// Times from a discard to the fault on the page, in microseconds: 10 ms, 100 ms, 1 s and 10 s.
 pub const AGES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 
+/// The pages of the processor's caches from which a fault gets a frame quickly: 4 MiB, the second
+/// level and a share of the third of a current server.
+pub const CACHE: u64 = 1024;
+
 /// Counts of returned memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discards {
@@ -49,6 +53,11 @@ pub struct Discards {
     /// The most CPUs that the calls interrupted to flush their TLBs: for each call the other
     /// threads of the process, at most the other CPUs of the host.
     pub interrupts: u64,
+    /// Faults.
+    pub filled: u64,
+    /// Faults that got a frame that was freed shortly before, so that the frame is still in a cache
+    /// ([`CACHE`]). The kernel hands out the frames freed last first.
+    pub warm: u64,
     /// The peak number of pages that `MADV_DONTNEED` had freed and that were not used again, over
     /// all processes.
     pub peak_free: u64,
@@ -61,7 +70,7 @@ impl Discards {
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
-        let mut out = Self::default();
+        let mut counts = Counts::default();
         let mut memories = vec![Memory::default(); trace.processes.len()];
         for (memory, threads) in memories.iter_mut().zip(trace.first_threads()) {
             memory.threads = threads;
@@ -80,6 +89,7 @@ impl Discards {
                         memories[to] = memories[process].clone();
                         // The freed pages of the child were never its own.
                         memories[to].free = 0;
+                        memories[to].shared = memories[to].there.len();
                         memories[to].gone = PageSet::default();
                         memories[to].threads = 0;
                         mapped += memories[to].mapped_pages;
@@ -90,23 +100,55 @@ impl Discards {
                     let memory = &mut memories[process];
                     memory.threads = memory.threads.saturating_sub(1);
                     if memory.threads == 0 {
+                        counts.free(memory.own());
                         *memory = Memory::default();
                     }
                 }
-                Kind::Exec => memories[process] = Memory { threads: 1, ..Memory::default() },
-                kind => memories[process].step(kind, event.time_us, others, &mut out),
+                Kind::Exec => {
+                    counts.free(memories[process].own());
+                    memories[process] = Memory { threads: 1, ..Memory::default() };
+                }
+                kind => memories[process].step(kind, event.time_us, others, &mut counts),
             }
+            let out = &mut counts.out;
             free += memories[process].free;
             mapped += memories[process].mapped_pages;
             out.peak_mapped = out.peak_mapped.max(mapped);
             out.peak_free = out.peak_free.max(free);
         }
-        Ok(out)
+        Ok(counts.out)
+    }
+
+    /// Returns the share of faults that got a frame from a cache, from 0 to 1.
+    pub fn warm_share(&self) -> f64 {
+        self.warm as f64 / self.filled.max(1) as f64
     }
 
     /// Returns the pages that came back.
     pub fn back(&self) -> u64 {
         self.refilled + self.remapped
+    }
+}
+
+/// The counts so far, and the frames that were freed last.
+#[derive(Debug, Default)]
+struct Counts {
+    out: Discards,
+    /// The freed frames that are still in a cache.
+    frames: u64,
+}
+
+impl Counts {
+    /// Counts freed frames. Frames freed earlier leave the cache.
+    fn free(&mut self, pages: u64) {
+        self.frames = (self.frames + pages).min(CACHE);
+    }
+
+    /// Counts a frame for a fault.
+    fn fill(&mut self) {
+        self.out.filled += 1;
+        self.out.warm += u64::from(self.frames > 0);
+        self.frames = self.frames.saturating_sub(1);
     }
 }
 
@@ -126,17 +168,19 @@ struct Memory {
     free: u64,
     brk: Option<u64>,
     threads: u64,
+    /// Pages of the parent at the fork of this process.
+    shared: u64,
 }
 
 impl Memory {
-    fn step(&mut self, kind: Kind, now: u64, others: u64, out: &mut Discards) {
+    fn step(&mut self, kind: Kind, now: u64, others: u64, counts: &mut Counts) {
         match kind {
             Kind::Map { start, len, flags, backing, .. } => {
-                self.unmap(pages(start, len));
+                counts.free(self.unmap(pages(start, len)));
                 if backing == Backing::Anon && flags & MAP_STACK == 0 {
                     self.map(pages(start, len));
-                    out.maps += 1;
-                    out.map_pages += len / PAGE_SIZE;
+                    counts.out.maps += 1;
+                    counts.out.map_pages += len / PAGE_SIZE;
                 }
             }
             Kind::Area {
@@ -150,23 +194,25 @@ impl Memory {
             Kind::Resident { start, len, .. } => {
                 for page in pages(start, len) {
                     if self.mapped.contains(&page) {
-                        self.touch(page, now, out);
+                        self.touch(page, now, &mut counts.out);
                     }
                 }
             }
             Kind::Unmap { start, len } => {
                 let freed = self.unmap(pages(start, len));
+                counts.free(freed);
                 if freed > 0 {
-                    out.unmaps += 1;
-                    out.unmapped += freed;
-                    out.interrupts += self.interrupted(others);
+                    counts.out.unmaps += 1;
+                    counts.out.unmapped += freed;
+                    counts.out.interrupts += self.interrupted(others);
                 }
             }
             Kind::Remap { old, old_len, new, new_len, .. } if old_len > 0 => {
-                let counts = self.mapped.contains(&(old / PAGE_SIZE));
+                let is_counted = self.mapped.contains(&(old / PAGE_SIZE));
+                // The frames of the old range move.
                 self.unmap(pages(old, old_len));
-                self.unmap(pages(new, new_len));
-                if counts {
+                counts.free(self.unmap(pages(new, new_len)));
+                if is_counted {
                     self.map(pages(new, new_len));
                 }
             }
@@ -176,26 +222,28 @@ impl Memory {
                 if to > from {
                     self.map(from / PAGE_SIZE..to / PAGE_SIZE);
                 } else if to < from {
-                    self.unmap(to / PAGE_SIZE..from / PAGE_SIZE);
+                    counts.free(self.unmap(to / PAGE_SIZE..from / PAGE_SIZE));
                 }
             }
             Kind::Advise { start, len, advice: MADV_DONTNEED | MADV_DONTNEED_LOCKED } => {
                 let freed = self.discard(pages(start, len), now);
+                counts.free(freed);
                 if freed > 0 {
-                    out.calls += 1;
-                    out.pages += freed;
-                    out.interrupts += self.interrupted(others);
+                    counts.out.calls += 1;
+                    counts.out.pages += freed;
+                    counts.out.interrupts += self.interrupted(others);
                 }
             }
             Kind::Advise { start, len, advice: MADV_FREE } => {
                 let resident = self.there.count(pages(start, len));
-                out.lazy_calls += u64::from(resident > 0);
-                out.lazy_pages += resident;
+                counts.out.lazy_calls += u64::from(resident > 0);
+                counts.out.lazy_pages += resident;
             }
             Kind::Fault { page, present: false, .. } => {
                 let page = page / PAGE_SIZE;
                 if self.mapped.contains(&page) {
-                    self.touch(page, now, out);
+                    self.touch(page, now, &mut counts.out);
+                    counts.fill();
                 }
             }
             _ => {}
@@ -264,6 +312,11 @@ impl Memory {
         self.mapped.overlapping(range).map(within).sum()
     }
 
+    /// Returns the pages that no other process has, about.
+    fn own(&self) -> u64 {
+        self.there.len().saturating_sub(self.shared)
+    }
+
     /// Returns the number of CPUs that a flush interrupts, at most.
     fn interrupted(&self, others: u64) -> u64 {
         self.threads.saturating_sub(1).min(others)
@@ -273,7 +326,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Access, Event, Prot, ThreadInfo};
+    use crate::event::{Access, Event, ProcessInfo, Prot, ThreadInfo};
 
     const START: u64 = 1 << 40;
     const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -310,6 +363,8 @@ mod tests {
             map_pages: 64,
             peak_mapped: 64,
             peak_free: 40,
+            filled: 72,
+            warm: 32,
             ..Discards::default()
         };
         assert_eq!(got, want);
@@ -330,6 +385,44 @@ mod tests {
         touch(0..1).into_iter().for_each(|kind| push(950_000, kind));
         let got = Discards::of(&trace).expect("a valid trace");
         assert_eq!((got.refilled, got.refilled_within), (6, [2, 3, 6, 6]));
+    }
+
+    #[test]
+    fn frames_freed_last_are_warm() {
+        let count = 3 * CACHE / 2;
+        let free = [advise(0..count, MADV_DONTNEED)];
+        let warm = |parts: &[&[Kind]]| of(parts).warm;
+        let first: &[&[Kind]] = &[&[map(count, 0x22)], &touch(0..count)];
+        assert_eq!((warm(first), of(first).filled), (0, count), "new frames");
+        // The frames freed first do not fit into the cache.
+        assert_eq!(warm(&[first, &[&free, &touch(0..count)]].concat()), CACHE);
+        // Each frame serves one fault.
+        assert_eq!(warm(&[first, &[&free, &touch(0..9)]].concat()), 9);
+        let len = count * PAGE_SIZE;
+        let again = [Kind::Unmap { start: START, len }, map(count, 0x22)];
+        assert_eq!(warm(&[first, &[&again, &touch(0..300)]].concat()), 300);
+        assert_eq!(warm(&[first, &[&[map(count, 0x22)], &touch(0..300)]].concat()), 300);
+        let brk = |count: u64| Kind::Brk { end: START + count * PAGE_SIZE };
+        let heap = [brk(0), brk(8)];
+        let got = of(&[&heap, &touch(0..8), &[brk(2), brk(8)], &touch(2..8)]);
+        assert_eq!((got.warm, got.warm_share()), (6, 6.0 / 14.0));
+    }
+
+    #[test]
+    fn frames_of_an_ended_process_are_warm_except_those_of_its_parent() {
+        let events = [&[map(8, 0x22)][..], &touch(0..8)].concat();
+        let mut trace = Trace::of_one_thread(events);
+        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.threads.push(ThreadInfo { process: 1, name: String::new() });
+        let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
+        push(0, Kind::Spawn { child: 1, birth: Birth::Fork });
+        let (start, len) = (START + 64 * PAGE_SIZE, 4 * PAGE_SIZE);
+        push(1, Kind::Map { start, len, prot: RW, flags: 0x22, backing: Backing::Anon });
+        touch(64..67).into_iter().for_each(|kind| push(1, kind));
+        push(1, Kind::Exit);
+        push(0, Kind::Map { start, len, prot: RW, flags: 0x22, backing: Backing::Anon });
+        touch(64..68).into_iter().for_each(|kind| push(0, kind));
+        assert_eq!(Discards::of(&trace).expect("a valid trace").warm, 3);
     }
 
     #[test]

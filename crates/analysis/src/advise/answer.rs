@@ -75,6 +75,7 @@ impl<'a> Answer<'a> {
             }
             _ => costs,
         };
+        let costs = costs.with_warm_frames(findings.discards.warm_share());
         let bounded = bounded(findings, &costs, limit);
         // Concurrent threads use more processor time than elapses.
         let busy = spent(findings, &bounded) / 1e9;
@@ -111,6 +112,7 @@ impl<'a> Answer<'a> {
         runs: impl IntoIterator<Item = &'r Run>,
     ) -> Vec<Item> {
         let limit = fault_limit(runs) * 1e9;
+        let costs = &costs.with_warm_frames(self.findings.discards.warm_share());
         self.predict_within(costs, if limit.is_finite() { limit } else { self.limit })
     }
 
@@ -239,6 +241,7 @@ impl<'a> Answer<'a> {
             ("faults_shared", findings.faults(census.shared)),
             ("faults_returned", findings.faults(census.returned)),
             ("faults_discarded", findings.faults(census.discarded)),
+            ("faults_on_warm_frames", findings.discards.warm),
             ("virtual_machine", costs.virtual_machine.into()),
             ("shadowed_page_tables", costs.shadowed().into()),
         ] {

@@ -282,6 +282,13 @@ impl Costs {
         Self { quiet, page, shared: [shared, None], ..self.clone() }
     }
 
+    /// Returns the costs for a program of whose faults this `share` gets a frame that is still in a
+    /// cache of the processor: such a fault costs as much as a fault in a tight loop.
+    pub fn with_warm_frames(&self, share: f64) -> Self {
+        let page = self.page - share * (self.page - self.quiet.touch).max(0.0);
+        Self { page, ..self.clone() }
+    }
+
     /// Returns all costs of faults, multiplied by `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         let Faults { touch, populate, call } = self.quiet;
@@ -402,6 +409,16 @@ pub(super) mod tests {
         assert_eq!((taken.folio(9), taken.folio(4)), ((2_560_000.0, true), (8000.0, true)));
         assert_eq!(taken.in_used_memory().folio(9), (153_600.0, true));
         assert_eq!((costs.unzeroed(), costs.copied(), costs.path()), (2100.0, 2500.0, 800.0));
+    }
+
+    #[test]
+    fn warm_frames_cost_as_much_as_in_a_loop() {
+        let costs = costs();
+        let page = |share| costs.with_warm_frames(share).page;
+        assert_eq!((page(0.0), page(0.5), page(1.0)), (2300.0, 1900.0, 1500.0));
+        // A busy host.
+        let cheap = Costs { page: 1000.0, ..costs.clone() };
+        assert_eq!(cheap.with_warm_frames(1.0).page, 1000.0);
     }
 
     #[test]

@@ -16,6 +16,8 @@ use std::io::Write;
 
 /// Page walks from which a line is worth the reader's time: some milliseconds.
 const MANY_WALKS: f64 = 1e6;
+/// The share of faults on pages in a cache from which a line is worth the reader's time.
+const MANY_WARM: f64 = 0.1;
 
 /// Prints the report.
 pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(), CliError> {
@@ -205,6 +207,15 @@ fn print_kinds(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
             " Huge pages of shared memory are set to `{}` here ({}).",
             findings.shmem.word,
             file.display()
+        )?;
+    }
+    let warm = findings.discards.warm_share();
+    if warm >= MANY_WARM {
+        writeln!(
+            out,
+            " {:.0} % of the touched pages were freed shortly before, and are still in a cache of the \
+             processor: their faults cost less.",
+            100.0 * warm
         )?;
     }
     if let Some(walks) = findings.walks.filter(|walks| *walks >= MANY_WALKS) {
