@@ -411,7 +411,8 @@ mod tests {
         let recording = recordings::find("python").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");
         let findings = findings("python", sizes(Mode::Madvise));
-        let all = spent(&findings, &costs()) / 1e9;
+        let warm = costs().with_warm_frames(findings.discards.warm_share());
+        let all = spent(&findings, &warm) / 1e9;
         // The division of a short run's time is unreliable.
         let short = Run { processor: all / 2.0, ..run(0.0, 1) };
         let answer = Answer::new(&findings, costs(), Some(short), &source.trace);
