@@ -407,6 +407,27 @@ mod tests {
     }
 
     #[test]
+    fn walks_save_time_beyond_the_kernel_time_of_the_run() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let mut findings = findings("python", sizes(Mode::Never));
+        // The faults take almost no time.
+        let plain = run(1e-6, 1);
+        let most = |findings: &Findings, costs| {
+            let answer = Answer::new(findings, costs, Some(plain), &source.trace);
+            answer.items.iter().map(|item| item.saving).fold(0.0, f64::max)
+        };
+        let faults = most(&findings, costs());
+        findings.walks = Some(1e6);
+        let both = most(&findings, Costs { walk: Some(20.0), ..costs() });
+        assert!(both > faults + 1e7, "{both} and {faults}");
+        // Walks do not save more than the run.
+        findings.walks = Some(1e12);
+        let all = most(&findings, Costs { walk: Some(20.0), ..costs() });
+        assert!((all - plain.processor * 1e9).abs() < 1.0, "{all}");
+    }
+
+    #[test]
     fn faults_never_take_more_than_the_kernel_time_of_the_run() {
         let recording = recordings::find("python").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");

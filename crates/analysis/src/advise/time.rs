@@ -67,3 +67,53 @@ pub fn touch_time(findings: &Findings, costs: &Costs) -> f64 {
     }
     folio_time(&findings.now, costs) / touches as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::costs::tests::costs;
+    use super::super::items::tests::{find, findings, sizes};
+    use super::super::items::{self};
+    use super::super::sysfs::Mode;
+    use super::*;
+
+    #[test]
+    fn folios_save_the_walks_of_their_pages() {
+        let mut findings = findings("python", sizes(Mode::Never));
+        let with = |mapped: &[(usize, u64)]| {
+            let mut folios = Folios::default();
+            mapped.iter().for_each(|(order, count)| folios.mapped[*order] = *count);
+            folios
+        };
+        let costs = Costs { walk: Some(10.0), ..costs() };
+        let (none, half) = (with(&[(0, 64)]), with(&[(0, 32), (4, 2)]));
+        let walks = |findings: &Findings, now: &Folios, with: &Folios| {
+            folio_saving(findings, now, with, &costs) - folio_time(now, &costs)
+                + folio_time(with, &costs)
+        };
+        assert_eq!(walks(&findings, &none, &half), 0.0, "no estimate");
+        findings.walks = Some(1e6);
+        let saved = walks(&findings, &none, &half);
+        assert!((saved - 5e6).abs() < 1.0, "{saved}");
+        // Fewer folios cost walks, and no pages have none.
+        assert!((walks(&findings, &half, &none) + 5e6).abs() < 1.0);
+        assert_eq!(walks(&findings, &none, &with(&[])), 0.0);
+        assert_eq!(most_walks(&findings, &costs), 1e7);
+    }
+
+    #[test]
+    fn predictions_contain_walks_and_say_so() {
+        let mut findings = findings("python", sizes(Mode::Never));
+        let row = |findings: &Findings, costs: &Costs| {
+            let items = items::predict(findings, costs);
+            let item = find(&items, "mTHP 64 kB");
+            (item.saving, item.remarks[0])
+        };
+        let costs = costs();
+        let (without, remark) = row(&findings, &costs);
+        assert!(remark.contains("are not counted"), "{remark}");
+        findings.walks = Some(1e6);
+        let (with, remark) = row(&findings, &Costs { walk: Some(20.0), ..costs });
+        assert!(remark.contains("are included"), "{remark}");
+        assert!(with > without + 1e7 && with < without + 2e7, "{with} and {without}");
+    }
+}
