@@ -261,7 +261,7 @@ impl Setup {
             );
             shortfalls.push(Shortfall::new(what, remedy));
         }
-        if let Some(error) = system.refusal.as_ref().filter(|_| system.paranoid.is_some()) {
+        if let Some(error) = system.refusal() {
             possible = false;
             shortfalls.extend(refused(error, system.filtered, privileged, paranoid));
         }
@@ -419,6 +419,14 @@ struct System {
 }
 
 impl System {
+    /// Returns the refusal that perf meets, too. An emulator of a program (QEMU) lacks the call,
+    /// and starts the host's perf, which has the call.
+    fn refusal(&self) -> Option<&io::Error> {
+        let lacks = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSYS);
+        let is_perfs = |error: &&io::Error| self.filtered || !lacks(error);
+        self.refusal.as_ref().filter(|_| self.paranoid.is_some()).filter(is_perfs)
+    }
+
     /// Returns whether tracepoints can be used, and calls only through `raw_syscalls`.
     fn tracepoints(&self) -> Result<bool, Shortfall> {
         let probe = |event: &str| {
@@ -594,6 +602,12 @@ mod tests {
             let refusing = System { refusal: refusal(), filtered, ..system(all.clone(), 2, true) };
             let error = Setup::choose(&refusing, true).unwrap_err().to_string();
             assert!(error.contains(cause) && error.contains("not permitted"), "{error}");
+        }
+        // An emulator lacks the call, and a filter can pretend that the kernel does.
+        for (filtered, possible) in [(false, true), (true, false)] {
+            let refusal = Some(io::Error::from_raw_os_error(libc::ENOSYS));
+            let lacking = System { refusal, filtered, ..system(all.clone(), 2, true) };
+            assert_eq!(Setup::choose(&lacking, true).is_ok(), possible);
         }
         // Root of a user namespace.
         let contained = System { contained: true, ..system(all.clone(), 2, true) };
