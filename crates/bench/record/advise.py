@@ -349,11 +349,13 @@ def table(records):
     """Prints each saving beyond the noise beside its prediction, then the share of right signs and the median error."""
     rows = {}
     for record in records:
-        for line in open(record):
-            figure = json.loads(line)
-            if "metric" in figure and "workload" in figure:
-                key = figure["workload"].removeprefix("advise:"), figure["setting"]
-                rows.setdefault(key, {})[figure["metric"]] = figure["value"]
+        figures = [figure for figure in map(json.loads, open(record)) if "metric" in figure and "workload" in figure]
+        # A later record of a program replaces an earlier one.
+        measured = {figure["workload"] for figure in figures}
+        rows = {key: row for key, row in rows.items() if f"advise:{key[0]}" not in measured}
+        for figure in figures:
+            key = figure["workload"].removeprefix("advise:"), figure["setting"]
+            rows.setdefault(key, {})[figure["metric"]] = figure["value"]
     signs, errors, programs = [], [], set()
     print("| program | advice | predicted | measured | 95 % | error |\n|---|---|---|---|---|---|")
     for (program, setting), row in rows.items():
