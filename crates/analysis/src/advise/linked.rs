@@ -372,8 +372,19 @@ fn read(file: &Path) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Returns a build of jemalloc with all settings.
+    pub fn jemalloc() -> Linked {
+        Linked::Jemalloc {
+            variable: "MALLOC_CONF".to_owned(),
+            version: None,
+            decays: true,
+            huge: true,
+            retains: true,
+        }
+    }
 
     fn file(constants: &[&str]) -> Vec<u8> {
         let mut bytes = b"\x7fELF\0".to_vec();

@@ -164,6 +164,7 @@ pub fn open(findings: &Findings) -> Option<Open> {
 mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
+    use super::super::linked::tests::jemalloc;
     use super::*;
     use memmap2::{Advice, MmapMut};
     use std::thread;
@@ -198,16 +199,6 @@ mod tests {
         let got = Metadata::of_run(&command, &jemalloc()).expect("it runs");
         let got = got.expect("not interrupted");
         assert!(got.mapped >= 2048 && got.resident >= 256 && got.resident < 512, "{got:?}");
-    }
-
-    fn jemalloc() -> Linked {
-        Linked::Jemalloc {
-            variable: "MALLOC_CONF".to_owned(),
-            version: None,
-            decays: true,
-            huge: true,
-            retains: true,
-        }
     }
 
     #[test]

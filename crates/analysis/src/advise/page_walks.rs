@@ -11,7 +11,7 @@
 //! Memory in huge pages has one bit for 512 pages, so a process with much of such memory is not
 //! sampled.
 
-use super::supervise::descendants;
+use super::supervise::{descendants, stat_words};
 use std::collections::HashMap;
 use std::fs;
 use std::thread;
@@ -109,8 +109,8 @@ impl Memory {
             anonymous: pages("Anonymous:")?,
             huge: pages("AnonHugePages:").unwrap_or(0.0),
             referenced: pages("Referenced:")?,
-            // The name may contain spaces. Faults without disk access are word 10 of the line.
-            faults: stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()?,
+            // Faults without disk access are word 10 of the line.
+            faults: stat_words(stat).nth(7)?.parse().ok()?,
         })
     }
 

@@ -97,19 +97,10 @@ mod tests {
     use super::super::costs::tests::costs;
     use super::super::item::Apply;
     use super::super::items::tests::{findings, sizes};
+    use super::super::linked::tests::jemalloc;
     use super::super::sysfs::Mode;
     use super::*;
     use faultless_trace::discard::Discards;
-
-    fn linked() -> Linked {
-        Linked::Jemalloc {
-            variable: "MALLOC_CONF".to_owned(),
-            version: None,
-            decays: true,
-            huge: true,
-            retains: true,
-        }
-    }
 
     #[test]
     fn mappings_grow_by_a_quarter_of_the_last_power_of_two() {
@@ -132,15 +123,15 @@ mod tests {
             peak_mapped: 15 << 8,
             ..Discards::default()
         };
-        let get = |findings: &Findings| predicted(&linked(), findings, &costs());
-        assert!(get(&findings).is_none() && open(&linked(), &findings).is_none(), "the default");
+        let get = |findings: &Findings| predicted(&jemalloc(), findings, &costs());
+        assert!(get(&findings).is_none() && open(&jemalloc(), &findings).is_none(), "the default");
         findings.program.unretains = true;
         let got = get(&findings).expect("switched off");
         // Mappings of at most 64 blocks of 16 pages are used again: all of 15 MiB.
         assert_eq!((got.saving, got.spared), (1000.0 * 500.0 + 8000.0 * 2300.0, Some(8000.0)));
         let value = "retain:true".to_owned();
         assert_eq!(got.apply, Apply::environment([("MALLOC_CONF", value)]));
-        let kept = open(&linked(), &findings).expect("switched off");
+        let kept = open(&jemalloc(), &findings).expect("switched off");
         assert!(kept.action.starts_with("MALLOC_CONF=retain:true,dirty_decay_ms:-1"), "{kept:?}");
         // The average block has 4 pages: no mapping is small enough.
         findings.discards.map_pages = 4 * maps;

@@ -239,15 +239,20 @@ fn listed_children(pid: i32) -> Vec<i32> {
     lists.flat_map(children).collect()
 }
 
+/// Returns the words behind the name in the text of `/proc/PID/stat`: the state, the parent, and so
+/// on, from word 3 of the line on.
+pub fn stat_words(stat: &str) -> impl Iterator<Item = &str> {
+    // The name, in parentheses, may contain any character.
+    stat.rsplit_once(')').map_or("", |(_, after)| after).split_whitespace()
+}
+
 /// Returns the parent of each process.
 fn parents() -> HashMap<i32, i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let parent = |entry: fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name, in parentheses, may contain any character.
-        let (_, fields) = stat.rsplit_once(')')?;
-        Some((pid, fields.split_whitespace().nth(1)?.parse().ok()?))
+        Some((pid, stat_words(&stat).nth(1)?.parse().ok()?))
     };
     processes.filter_map(parent).collect()
 }

@@ -1,7 +1,7 @@
 //! Detects programs that switch huge pages off for themselves (`PR_SET_THP_DISABLE`), as Debian's
 //! ruby does.
 
-use super::supervise::descendants;
+use super::supervise::{descendants, stat_words};
 use std::collections::HashMap;
 use std::fs;
 
@@ -51,9 +51,8 @@ fn is_off(status: &str) -> Option<bool> {
 
 /// Returns the processor time in the text of `/proc/PID/stat`.
 fn ticks(stat: &str) -> u64 {
-    // The name may contain spaces. User and system time are words 14 and 15 of the line.
-    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-    after.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum()
+    // User and system time are words 14 and 15 of the line.
+    stat_words(stat).skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum()
 }
 
 #[cfg(test)]
