@@ -5,29 +5,11 @@
 # without their library are omitted. FAULTLESS is the command. As root, the trial of shared memory changes shmem_enabled for its runs.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-7} faultless=${FAULTLESS:-faultless} python=${PYTHON:-python3}
+source=$(realpath "$(dirname "$0")")/churn.c
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cd "$dir"
-cat > churn.c <<'END'
-/* Rounds of work: a large batch of blocks is filled and freed, then time passes, and small blocks drive the allocator's clock. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-int main(int argc, char **argv) {
-    int rounds = atoi(argv[1]), mib = atoi(argv[2]), pause = atoi(argv[3]);
-    unsigned long sum = 0;
-    int count = mib * 16;
-    unsigned char **all = calloc(count, sizeof *all);
-    for (int r = 0; r < rounds; r++) {
-        for (int i = 0; i < count; i++) { all[i] = malloc(65536 - 64); memset(all[i], i | 1, 65536 - 64); }
-        for (int i = 0; i < count; i++) { sum += all[i][1000]; free(all[i]); }
-        usleep(pause * 1000);
-        for (int i = 0; i < 20000; i++) { unsigned char *p = malloc(64); *p = i; sum += *p; free(p); }
-    }
-    printf("%lu\n", sum);
-}
-END
+cp "$source" .
 cat > blocks.c <<'END'
 /* Allocates N MiB in blocks of 4 KiB, each with its own metadata in jemalloc, and stores to each. */
 #include <stdio.h>
