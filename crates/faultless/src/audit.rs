@@ -14,7 +14,8 @@ use crate::reclaim::swap::Swap;
 use crate::rmap::visits::Visits;
 use crate::rmap::walker::Walk;
 use crate::space::Space;
-use crate::space::vma::{PageSource, Prot, Vma};
+use crate::space::area::{PageSource, Prot};
+use crate::space::vma::Vma;
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
@@ -337,9 +338,9 @@ fn audit_space<M: Machine>(
         // SAFETY: VMAs in a view live as long as the section.
         let vma: &Vma = unsafe { entry.value.as_ref() };
         if vma.sequence.read().is_none() {
-            return Err(Discrepancy::Stopped { range: vma.area.range });
+            return Err(Discrepancy::Stopped { range: vma.range() });
         }
-        if let Some(object) = vma.area.memory.object() {
+        if let Some(object) = vma.memory().object() {
             found.objects.entry(object.id()).or_insert_with(|| object.clone());
         }
     }
@@ -356,12 +357,12 @@ fn audit_space<M: Machine>(
                 return wrong("outside every VMA");
             };
             let vma = vma.value.as_ref();
-            let area = &vma.area;
+            let area = vma.area();
             if entry.is_swapped() {
                 if entry != Entry::swapped(entry.slot()) || entry.slot() >= area_slots {
                     return wrong("swapped, but without a valid slot");
                 }
-                if !area.is_private() || vma.anon_vma.peek().is_none() {
+                if !area.is_private() || vma.anon_vma.get().is_none() {
                     return wrong("swapped in a VMA without private pages");
                 }
                 swapped += 1;
@@ -378,7 +379,7 @@ fn audit_space<M: Machine>(
                 return wrong("accessible though its VMA is not, or the reverse");
             }
             let device = match area.memory {
-                PageSource::Device { cache, .. } => Some(cache),
+                PageSource::Device { cache, .. } => Some(*cache),
                 _ => None,
             };
             if cpu.vm().device(entry) != device {
@@ -400,7 +401,7 @@ fn audit_space<M: Machine>(
             }
             let meta = cpu.vm().frames.meta(entry.frame());
             let kind = meta.kind();
-            if kind == Kind::Used(FrameUse::Anon) && vma.anon_vma.peek().is_none() {
+            if kind == Kind::Used(FrameUse::Anon) && vma.anon_vma.get().is_none() {
                 return wrong("an anonymous page in a VMA without an anon_vma");
             }
             if kind != Kind::Used(if area.is_private() { FrameUse::Anon } else { FrameUse::Shared })

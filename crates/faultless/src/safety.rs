@@ -123,7 +123,7 @@
 //!
 //! ```compile_fail,E0521
 //! # use faultless::{Area, Cpu, Machine, Space, VirtRange};
-//! fn keep<'a, M: Machine>(space: &'a Space<M>, cpu: &Cpu<'_, M>, kept: &mut Vec<&'a Area>) {
+//! fn keep<'a, M: Machine>(space: &'a Space<M>, cpu: &Cpu<'_, M>, kept: &mut Vec<Area<'a>>) {
 //!     space.each_area(cpu, VirtRange::USER, |area| {
 //!         kept.push(area);
 //!         true

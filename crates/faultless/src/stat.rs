@@ -166,7 +166,7 @@ counters! {
     TablePublished = "table_published",
     /// Tables unlinked.
     TablePruned = "table_pruned",
-    /// Allocated anon_vmas.
+    /// Anon_vmas given to VMAs by faults.
     AnonVmaPrepared = "anon_vma_prepared",
     /// Batches of pages that left read-only mappings, and whose flush was deferred.
     FlushDeferred = "flush_deferred",

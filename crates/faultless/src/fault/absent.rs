@@ -15,7 +15,7 @@ use crate::fault::ticket::Ticket;
 use crate::file::{Fetched, Lack, Object, Reach};
 use crate::machine::Machine;
 use crate::space::Space;
-use crate::space::vma::{Vma, VmaFlags};
+use crate::space::area::VmaFlags;
 use crate::stat::Counter;
 use crate::vm::Cpu;
 
@@ -88,7 +88,7 @@ impl<M: Machine> Space<M> {
         ahead: Option<&ThreadPredictor<M>>,
         reader: Reader,
     ) -> ReadIn {
-        let wanted = self.with_vma(cpu, page, |Vma { area, .. }| {
+        let wanted = self.with_vma(cpu, page, |vma| {
             let entry = self.entry_at(cpu, page);
             if entry.is_swapped() {
                 let swap = cpu.vm().swap.get()?;
@@ -96,8 +96,8 @@ impl<M: Machine> Space<M> {
             }
             // A page that is mapped by now needs no read: it may be a private page that was swapped
             // in.
-            let object = area.memory.object().filter(|it| entry.is_none() && it.is_stored())?;
-            Some((object.clone(), area.index_of(page), area.flags.contains(VmaFlags::RANDOM)))
+            let object = vma.memory().object().filter(|it| entry.is_none() && it.is_stored())?;
+            Some((object.clone(), vma.index_of(page), vma.flags().contains(VmaFlags::RANDOM)))
         });
         let Some((object, index, at_random)) = wanted else { return ReadIn::Retry };
         let state = cpu.state();

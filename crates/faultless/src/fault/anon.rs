@@ -6,7 +6,7 @@ use crate::fault::prepared::Prepared;
 use crate::fault::ticket::{Abort, why_invalid};
 use crate::frame::{Flushed, Frame, FrameUse};
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, AnonVmaSlot};
+use crate::rmap::AnonVmaSlot;
 use crate::space::merge::{joins_a_change, mergeable_anon_vma};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -92,10 +92,10 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// the fault waits for the end of the change.
     #[inline(always)]
     pub(super) fn prepare_anon_vma(self) -> Result<(), Abort> {
-        match self.vma.anon_vma.id() {
+        match self.vma.anon_vma.value() {
             0 => self.make_anon_vma(),
             // The VMA was replaced although a lock excluded all changes of this page.
-            AnonVmaSlot::SEALED_ID => Err(Abort::VmaChanged),
+            AnonVmaSlot::SEALED => Err(Abort::VmaChanged),
             _ => Ok(()),
         }
     }
@@ -110,12 +110,9 @@ impl<M: Machine> Attempt<'_, '_, M> {
             if !self.space.core.owner.was(self.cpu.id()) {
                 until(self.cpu, || !joins_a_change(self.space.view(self.cpu, &section), self.vma));
             }
-            mergeable_anon_vma(&self.space.view(self.cpu, &section), &self.vma.area)
+            mergeable_anon_vma(&self.space.view(self.cpu, &section), self.vma)
         };
-        let anon_vma = match near {
-            Some(anon_vma) => anon_vma,
-            None => AnonVma::try_new(false).map_err(|_| Abort::NoHeap)?,
-        };
+        let anon_vma = near.unwrap_or_else(|| self.cpu.make_anon_vma(false));
         self.cpu.count(Counter::AnonVmaPrepared);
         // A writer seals the anon_vma slots of the VMAs it changes; a lock excludes writers.
         self.vma.anon_vma.set(anon_vma).map(|_| ()).ok_or(Abort::VmaChanged)

@@ -25,7 +25,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         slot: &AtomicU64,
         seen: Entry,
     ) -> Result<Option<FaultKind>, Abort> {
-        if !self.vma.area.is_private() {
+        if !self.vma.is_private() {
             return self.unprotect(slot, seen);
         }
         if self.cpu.vm().maps_zeros(seen) {
@@ -34,7 +34,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         // An object's page with one reference still belongs to the object, and never becomes a
         // private page of this VMA.
         let meta = self.cpu.vm().frames.meta(seen.frame());
-        if self.vma.area.memory.is_anonymous() || meta.kind() == Kind::Used(FrameUse::Anon) {
+        if self.vma.memory().is_anonymous() || meta.kind() == Kind::Used(FrameUse::Anon) {
             match self.is_only_mapping(meta) {
                 Some(true) => return self.reuse(slot, seen),
                 Some(false) => {}
@@ -104,7 +104,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
     /// Allows stores through an entry whose frame may be written through any mapping. A page of a
     /// file with a store becomes dirty.
     fn unprotect(self, slot: &AtomicU64, seen: Entry) -> Result<Option<FaultKind>, Abort> {
-        let pending = self.vma.area.memory.object().map(|object| &object.pending);
+        let pending = self.vma.memory().object().map(|object| &object.pending);
         // After a migration other CPUs may still use the old frame of the page.
         pending.into_iter().for_each(|pending| self.cpu.flush_if_pending(pending));
         self.charge_store()?;
@@ -134,7 +134,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 
     /// Charges the page that a store makes dirty, if its object is charged.
     fn charge_store(self) -> Result<(), Abort> {
-        let area = &self.vma.area;
+        let area = self.vma.area();
         let object =
             area.memory.object().filter(|object| object.is_stored() && object.is_charged());
         let Some(object) = object else { return Ok(()) };
@@ -245,7 +245,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
 /// page is not marked.
 #[inline(never)]
 fn busy_name<'a, M: Machine>(attempt: Attempt<'a, '_, M>, seen: Entry) -> Option<&'a AtomicU64> {
-    let area = &attempt.vma.area;
+    let area = attempt.vma.area();
     let object = area.memory.object().filter(|object| object.is_stored())?;
     let name = object.slot(attempt.cpu, area.index_of(attempt.page))?;
     if object.lacks_charge(name, seen.frame()) {

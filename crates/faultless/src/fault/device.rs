@@ -23,7 +23,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let (below, above) = self.around(here);
         let run = &table[here - below..=here + above];
         let Some(held) = self.take_run(run, below, !0)? else { return self.entry_changed() };
-        let first = self.vma.area.index_of(self.page - below as u64 * PAGE_SIZE);
+        let first = self.vma.index_of(self.page - below as u64 * PAGE_SIZE);
         held.commit(|at| {
             let entry = self.leaf(FrameNumber(first as u32 + at as u32));
             let stored = at == below && self.access == Access::Write;

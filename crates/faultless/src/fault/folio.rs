@@ -19,7 +19,7 @@ use crate::heap::Shared;
 use crate::knob::HugeText;
 use crate::machine::{Invalidate, Machine};
 use crate::space::Space;
-use crate::space::vma::{Area, PageSource, Prot, VmaFlags};
+use crate::space::area::{Area, PageSource, Prot, VmaFlags};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::table::Entry;
@@ -33,7 +33,11 @@ const SELDOM: u32 = 64;
 
 /// Returns what a huge leaf at `start` [shows](shown) of `area`, if the knob and the advice allow a
 /// huge leaf.
-pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
+pub(crate) fn wanted(
+    choice: HugeText,
+    area: Area<'_>,
+    start: u64,
+) -> Option<(&Shared<Object>, u64)> {
     let advised = area.flags.contains(VmaFlags::HUGEPAGE);
     // In memory with random access, only the needed pages are read.
     let refused = VmaFlags::NOHUGEPAGE.union(VmaFlags::RANDOM);
@@ -49,8 +53,8 @@ pub(crate) fn wanted(choice: HugeText, area: &Area, start: u64) -> Option<(&Shar
 /// Returns the object and the object page which a huge leaf at `start` would map first. `None`
 /// unless the whole leaf lies in the VMA and in the object, and address and offset have the same
 /// alignment.
-pub(crate) fn shown(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
-    let PageSource::Object(object) = &area.memory else { return None };
+pub(crate) fn shown(area: Area<'_>, start: u64) -> Option<(&Shared<Object>, u64)> {
+    let PageSource::Object(object) = area.memory else { return None };
     let all = VirtRange::new(start, start + TABLE_ALIGN);
     let first = area.range.covers(all).then(|| area.index_of(start))?;
     object.spans_folio(first).then_some((object, first))
@@ -71,7 +75,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let start = self.page & !(TABLE_ALIGN - 1);
         let choice = self.cpu.vm().knobs.huge_text();
         let fits = self.access != Access::Write && self.ticket.is_of_neighbours();
-        let Some((object, first)) = wanted(choice, &self.vma.area, start).filter(|_| fits) else {
+        let Some((object, first)) = wanted(choice, self.vma.area(), start).filter(|_| fits) else {
             return Ok(None);
         };
         let state = self.cpu.state();
@@ -149,7 +153,7 @@ impl<M: Machine> Space<M> {
         let start = page & !(TABLE_ALIGN - 1);
         let choice = cpu.vm().knobs.huge_text();
         let found = self.with_vma(cpu, page, |vma| {
-            wanted(choice, &vma.area, start).map(|(object, first)| (object.clone(), first))
+            wanted(choice, vma.area(), start).map(|(object, first)| (object.clone(), first))
         });
         let Some((object, first)) = found else { return ReadIn::Retry };
         let state = cpu.state();

@@ -11,7 +11,8 @@ use crate::fault::prepared::Prepared;
 use crate::frame::{Clean, Frame};
 use crate::machine::Machine;
 use crate::space::MemPolicy;
-use crate::space::vma::{Vma, VmaFlags};
+use crate::space::area::VmaFlags;
+use crate::space::vma::Vma;
 use crate::vm::Cpu;
 
 /// Prepares a frame of a node that the policy of `vma` names for `page`. Does nothing if the VMA
@@ -33,7 +34,7 @@ pub(super) fn place<M: Machine>(
 /// Returns whether a VMA has a policy.
 #[inline]
 pub(super) fn has_policy(vma: &Vma) -> bool {
-    vma.area.flags.intersects(VmaFlags::POLICY)
+    vma.flags().intersects(VmaFlags::POLICY)
 }
 
 /// Prepares a frame like [`place`], for a page that is swapped in by any access.
@@ -43,7 +44,7 @@ pub(super) fn prepare<M: Machine>(cpu: &Cpu<'_, M>, vma: &Vma, page: u64, prepar
     if !prepared.is_nothing() {
         return;
     }
-    if let Some(frame) = frame_for(cpu, vma.area.mem_policy(), page) {
+    if let Some(frame) = frame_for(cpu, vma.area().mem_policy(), page) {
         prepared.keep_clean(frame);
     }
 }

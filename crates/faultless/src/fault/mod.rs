@@ -38,8 +38,8 @@ use crate::addr::{VirtRange, page_down};
 use crate::error::OutOfMemory;
 use crate::knob::{AnonVmaCheck, Locking};
 use crate::machine::{Invalidate, Machine};
-use crate::rmap::AnonVmaSlot;
-use crate::space::vma::{PageSource, Prot, Vma};
+use crate::space::area::{PageSource, Prot};
+use crate::space::vma::Vma;
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, reads};
@@ -345,7 +345,7 @@ impl<M: Machine> Space<M> {
     ) -> Option<(&'s Vma, u64)> {
         // A VMA that was replaced after the last fault has an odd sequence permanently.
         if let Some(vma) = cpu.state().hint.get(&cpu.vm().grace, section, self.id())
-            && vma.area.range.contains(page)
+            && vma.range().contains(page)
             && let Some(seen) = vma.sequence.read()
         {
             return Some((vma, seen));
@@ -389,11 +389,11 @@ impl<M: Machine> Space<M> {
     /// Makes the checks that need no page table.
     #[inline(always)]
     fn check(&self, cpu: &Cpu<'_, M>, vma: &Vma, access: Access) -> Result<(), Abort> {
-        if !access.allowed_by(vma.area.prot) {
+        if !access.allowed_by(vma.prot()) {
             return Err(Abort::Access);
         }
-        if vma.anon_vma.id() == 0
-            && vma.area.memory.is_anonymous()
+        if vma.anon_vma.value() == 0
+            && vma.memory().is_anonymous()
             && cpu.vm().knobs.anon_vma_check() == AnonVmaCheck::Early
         {
             return Err(Abort::NoAnon);
@@ -515,7 +515,7 @@ impl<M: Machine> Space<M> {
         let entry = self.view(cpu, &section).at(page).ok_or(Abort::Unmapped)?;
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
-        if !access.allowed_by(vma.area.prot) {
+        if !access.allowed_by(vma.prot()) {
             return Err(Abort::Access);
         }
         if access == Access::Read {
@@ -532,7 +532,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// [`prefault::serve`] or [`serve_slow`].
     #[inline(always)]
     fn serve(self, prepared: &mut Prepared) -> Result<FaultKind, Abort> {
-        reads(&self.vma.area);
+        reads(self.vma.memory());
         // SAFETY: the attempt runs in a grace section, which outlives the reference.
         let reached = unsafe { descend(self.cpu.vm().machine(), self.space.root(), self.page) };
         let table = match reached {
@@ -548,8 +548,8 @@ impl<M: Machine> Attempt<'_, '_, M> {
         let write = self.access == Access::Write;
         // The first store to a VMA makes its anon_vma and takes the long path, as does a store that
         // finds the slot sealed.
-        if self.vma.area.memory.is_anonymous()
-            && (!write || self.vma.anon_vma.id() > AnonVmaSlot::SEALED_ID)
+        if self.vma.memory().is_anonymous()
+            && (!write || self.vma.anon_vma.get().is_some())
             && self.ahead.is_none_or(|thread| self.skips_prediction(thread, table))
         {
             let slot = &table[node::index(self.page, LAST)];
@@ -624,7 +624,7 @@ fn serve_slow<M: Machine>(
     loop {
         let seen = node::load(slot);
         let done = if seen.is_none() {
-            match (&vma.area.memory, access) {
+            match (vma.memory(), access) {
                 (PageSource::Anonymous, Access::Write) => {
                     attempt.prepare_anon_vma()?;
                     attempt.write_untouched(prepared, slot)?
@@ -632,7 +632,7 @@ fn serve_slow<M: Machine>(
                 (PageSource::Anonymous, Access::Read | Access::Execute) => {
                     attempt.read_untouched(slot)?
                 }
-                (PageSource::Object(object), Access::Write) if vma.area.is_private() => {
+                (PageSource::Object(object), Access::Write) if vma.is_private() => {
                     attempt.copy_object_page(prepared, object, slot)?
                 }
                 (PageSource::Object(object), _) => attempt.map_object(prepared, object, table)?,

@@ -33,7 +33,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         object: &Object,
         table: &[AtomicU64; ENTRIES],
     ) -> Result<Option<FaultKind>, Abort> {
-        let index = self.vma.area.index_of(self.page);
+        let index = self.vma.index_of(self.page);
         let pages = object.page(self.cpu, index, prepared)?;
         let (here, there) = (node::index(self.page, LAST), index as usize % ENTRIES);
         let (below, above) = if self.access == Access::Write { (0, 0) } else { self.around(here) };
@@ -125,7 +125,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
             return (0, 0);
         }
         let block = self.cpu.vm().knobs.fault_around_pages();
-        let range = self.vma.area.range;
+        let range = self.vma.range();
         let (vma_below, vma_above) = (
             (self.page - range.start) >> crate::addr::PAGE_SHIFT,
             ((range.end - self.page) >> crate::addr::PAGE_SHIFT) - 1,
@@ -143,7 +143,7 @@ impl<'c, M: Machine> Attempt<'c, '_, M> {
         object: &Object,
         slot: &AtomicU64,
     ) -> Result<Option<FaultKind>, Abort> {
-        let index = self.vma.area.index_of(self.page);
+        let index = self.vma.index_of(self.page);
         // As on Linux, this comes first: the anon_vma decides later merges of the VMA, even if the
         // page does not exist.
         self.prepare_anon_vma()?;

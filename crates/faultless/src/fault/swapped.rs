@@ -12,7 +12,7 @@ use crate::file::Object;
 use crate::frame::{Clean, Frame, FrameMeta, FrameUse};
 use crate::machine::Machine;
 use crate::reclaim::swap::Swap;
-use crate::space::vma::Prot;
+use crate::space::area::Prot;
 use crate::stat::Counter;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::mutant::{Mutant, lost};
@@ -136,7 +136,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// `prepared` contains a frame of the policy's node.
     fn is_misplaced(self, source: FrameNumber, prepared: &Prepared) -> bool {
         let is_elsewhere = || {
-            let nodes = self.vma.area.mem_policy().nodes_for(self.page);
+            let nodes = self.vma.area().mem_policy().nodes_for(self.page);
             !nodes.is_empty() && !nodes.contains(self.cpu.vm().frames.node(source))
         };
         mem_policy::has_policy(self.vma) && !prepared.is_nothing() && is_elsewhere()
@@ -147,7 +147,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     fn private_leaf(self, frame: crate::FrameNumber) -> Entry {
         let leaf = self.leaf(frame);
         let leaf = if lost(Mutant::SwappedIsDirty) { leaf.undirtied() } else { leaf.dirty() };
-        if self.vma.area.allows(Prot::WRITE) { leaf.writable() } else { leaf }
+        if self.vma.area().allows(Prot::WRITE) { leaf.writable() } else { leaf }
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) fn way_of<'v, M: Machine>(
             protocol::wait_and_load(slot, cpu);
             continue;
         }
-        if level == HUGE && !vma.area.memory.is_anonymous() {
+        if level == HUGE && !vma.memory().is_anonymous() {
             let attempt = Attempt { cpu, space, vma, ticket, page, access, ahead: None };
             if let Some(kind) = attempt.serve_huge(slot, seen)? {
                 return Ok(Way::Served(kind));

@@ -87,7 +87,7 @@ pub enum Abort {
     TableChanged,
     /// No frame was available without waiting.
     NoMemory,
-    /// The heap was exhausted when an anon_vma or a VMA of a grown stack was needed.
+    /// The heap was exhausted when a VMA of a grown stack was needed.
     NoHeap,
     /// The page lies beyond the end of its object, or the object has reached its maximum number of
     /// pages.

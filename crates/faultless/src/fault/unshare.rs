@@ -11,7 +11,7 @@ use crate::fault::prepared::{Prepared, Preparing};
 use crate::fault::ticket::{Abort, Ticket};
 use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;
-use crate::space::vma::PageSource;
+use crate::space::area::PageSource;
 use crate::space::{Guard, Space};
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
@@ -27,15 +27,11 @@ impl<M: Machine> Space<M> {
     /// # Errors
     /// Memory is exhausted, or the page lies beyond the end of its object or could not be read.
     pub(crate) fn unshare(&self, cpu: &Cpu<'_, M>, page: u64) -> Result<(), FaultError> {
-        let (mut prepared, mut settled) = (Preparing::new(cpu), false);
+        let mut prepared = Preparing::new(cpu);
         loop {
             match self.unshare_under_lock(cpu, page, &mut prepared) {
                 Err(Abort::NoMemory) if prepared.wait_for_one(cpu) => {}
-                Err(Abort::NoHeap) if !settled => {
-                    cpu.wait_grace_all();
-                    settled = true;
-                }
-                Err(Abort::NoMemory | Abort::NoHeap) => return Err(FaultError::OutOfMemory),
+                Err(Abort::NoMemory) => return Err(FaultError::OutOfMemory),
                 Err(Abort::BeyondObject) => return Err(FaultError::Bus),
                 Err(Abort::Absent) => match self.read_in(cpu, page, None, Reader::Pin) {
                     ReadIn::Retry => {}
@@ -62,7 +58,7 @@ impl<M: Machine> Space<M> {
         let Some(entry) = self.view(cpu, &section).at(page) else { return Ok(None) };
         // SAFETY: VMAs in a view live as long as the section.
         let vma = unsafe { entry.value.as_ref() };
-        if !vma.area.is_private() || vma.area.prot.is_empty() {
+        if !vma.is_private() || vma.prot().is_empty() {
             return Ok(None);
         }
         // A fault for a store is never served by a huge leaf.
@@ -84,7 +80,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     ) -> Result<Option<FaultKind>, Abort> {
         let seen = protocol::wait_and_load(slot, self.cpu);
         if seen.is_none() {
-            return match &self.vma.area.memory {
+            return match self.vma.memory() {
                 PageSource::Object(object) => self.copy_object_page(prepared, object, slot),
                 _ => {
                     self.prepare_anon_vma()?;
@@ -113,6 +109,6 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// stores.
     pub(super) fn own_leaf(self, frame: crate::FrameNumber) -> Entry {
         let leaf = self.leaf(frame).dirty();
-        if self.access.allowed_by(self.vma.area.prot) { leaf.writable() } else { leaf }
+        if self.access.allowed_by(self.vma.prot()) { leaf.writable() } else { leaf }
     }
 }

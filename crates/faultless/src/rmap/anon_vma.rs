@@ -4,39 +4,66 @@
 //! no anon_vma until its first anonymous page is made: until then a fork need not copy its entries.
 //! A forked child gets new anon_vmas. Linux's rules determine from the anon_vmas which VMAs merge.
 //!
-//! Frames do not name anon_vmas. Frames name their space of origin and its [family](super::anchor),
-//! which lead to all of their entries, so anon_vmas of earlier generations of processes need not be
-//! kept.
+//! An anon_vma is a number. Frames do not name anon_vmas. Frames name their space of origin and its
+//! [family](super::anchor), which lead to all of their entries. So no memory belongs to an
+//! anon_vma, no reference to it is counted, and a CPU makes a new number without another CPU.
 
-use crate::error::OutOfMemory;
-use crate::heap::Shared;
-use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::machine::{CpuId, MAX_CPUS};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use core::cell::Cell;
 use core::fmt;
-use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+use core::num::NonZeroU64;
 
-/// An anon_vma.
-#[derive(Debug)]
-pub struct AnonVma {
-    inherited: bool,
-}
-
-/// A counted reference to an anon_vma.
-pub type SharedAnonVma = Shared<AnonVma>;
+/// An anon_vma: a number, and whether VMAs under the anon_vma came from a parent process.
+///
+/// *Invariant (numbers):* two anon_vmas of a subsystem that were made separately differ. The number
+/// consists of a count that grows with each anon_vma of a CPU, the number of the CPU, and the bit
+/// [`INHERITED`](Self::INHERITED).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AnonVma(NonZeroU64);
 
 impl AnonVma {
-    /// Creates an anon_vma: a new one of the space, or the replacement of a parent's anon_vma in a
-    /// forked child (`inherited`).
-    ///
-    /// # Errors
-    /// [`OutOfMemory`] if the heap is exhausted.
-    pub fn try_new(inherited: bool) -> Result<SharedAnonVma, OutOfMemory> {
-        Shared::try_new(Self { inherited })
-    }
+    /// The bit of an anon_vma that replaces a parent's anon_vma in a forked child.
+    const INHERITED: u64 = 1;
 
     /// Returns whether VMAs under this anon_vma came from a parent process.
-    pub const fn is_inherited(&self) -> bool {
-        self.inherited
+    #[inline(always)]
+    pub const fn is_inherited(self) -> bool {
+        self.0.get() & Self::INHERITED != 0
+    }
+}
+
+impl fmt::Debug for AnonVma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnonVma({:#x})", self.0)
+    }
+}
+
+/// The anon_vmas that one CPU makes.
+#[derive(Debug)]
+pub struct AnonVmas {
+    /// The next number without the number of the CPU.
+    next: Cell<NonZeroU64>,
+}
+
+impl Default for AnonVmas {
+    fn default() -> Self {
+        Self { next: Cell::new(Self::FIRST) }
+    }
+}
+
+impl AnonVmas {
+    /// The bit above the numbers of CPUs.
+    const FIRST: NonZeroU64 = NonZeroU64::new(2 * MAX_CPUS as u64).expect("there is a CPU");
+
+    /// Makes an anon_vma on the CPU `id`, to which `self` belongs: a new one of a space, or the
+    /// replacement of a parent's anon_vma in a forked child (`inherited`).
+    #[inline(always)]
+    pub fn make(&self, id: CpuId, inherited: bool) -> AnonVma {
+        let next = self.next.get();
+        // There are 2^53 numbers: they last for three months at one anon_vma each nanosecond.
+        self.next.set(next.saturating_add(Self::FIRST.get()));
+        AnonVma(next | u64::from(id.0) << 1 | u64::from(inherited))
     }
 }
 
@@ -44,186 +71,131 @@ impl AnonVma {
 ///
 /// | value | meaning |
 /// |---|---|
-/// | null | no anon_vma; the next fault that needs an anon_vma sets it |
+/// | 0 | no anon_vma; the next fault that needs an anon_vma sets it |
 /// | [`SEALED`](Self::SEALED) | no anon_vma, and none may be set: a writer changes the VMA, or has replaced it |
-/// | other | an owner of the anon_vma, as a raw pointer |
+/// | other | an anon_vma |
 ///
 /// A writer seals the slots of the VMAs it write-locks, so that all of its steps see the same
 /// anon_vmas. Otherwise a fault in progress could set an anon_vma at any time, although the fault
 /// cannot install a page.
-pub struct AnonVmaSlot {
-    at: AtomicPtr<()>,
-}
-
-impl Default for AnonVmaSlot {
-    fn default() -> Self {
-        Self { at: AtomicPtr::new(ptr::null_mut()) }
-    }
-}
+#[derive(Default)]
+pub struct AnonVmaSlot(AtomicU64);
 
 impl AnonVmaSlot {
-    /// The [`id`](Self::id) of a sealed slot.
-    pub(crate) const SEALED_ID: u64 = 1;
-    const SEALED: *mut () = ptr::without_provenance_mut(Self::SEALED_ID as usize);
+    const EMPTY: u64 = 0;
+    /// The [value](Self::value) of a sealed slot.
+    pub(crate) const SEALED: u64 = 1;
 
     /// Returns a slot that is already set to `anon_vma`.
-    pub fn new(anon_vma: Option<SharedAnonVma>) -> Self {
-        Self { at: AtomicPtr::new(anon_vma.map_or(ptr::null_mut(), Shared::into_raw)) }
+    #[inline(always)]
+    pub fn new(anon_vma: Option<AnonVma>) -> Self {
+        Self(AtomicU64::new(anon_vma.map_or(Self::EMPTY, |anon_vma| anon_vma.0.get())))
     }
 
-    /// Returns the anon_vma's number; 0 if there is none, or [`SEALED_ID`](Self::SEALED_ID) while
+    /// Returns the value of the slot: 0 if there is no anon_vma, or [`SEALED`](Self::SEALED) while
     /// none can be set: then no page may be made here.
     #[inline(always)]
-    pub fn id(&self) -> u64 {
-        self.at.load(Ordering::Acquire) as u64
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 
     /// Returns the anon_vma, if there is one. Unless the slot is sealed, another CPU may set it a
     /// moment later.
-    #[inline]
-    pub fn peek(&self) -> Option<AnonVmaRef<'_>> {
-        let raw = self.at.load(Ordering::Acquire);
-        // Set once, from `into_raw`, and owned by this slot for its lifetime.
-        let raw = if raw == Self::SEALED { None } else { NonNull::new(raw) };
-        raw.map(|raw| AnonVmaRef { raw, owner: PhantomData })
+    #[inline(always)]
+    pub fn get(&self) -> Option<AnonVma> {
+        NonZeroU64::new(self.value()).filter(|value| value.get() != Self::SEALED).map(AnonVma)
     }
 
     /// Prevents changes of an empty slot until it is [unsealed](Self::unseal).
     #[inline]
     pub(crate) fn seal(&self) {
-        if self.at.load(Ordering::Relaxed).is_null() {
+        if self.0.load(Ordering::Relaxed) == Self::EMPTY {
             let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
             // Release: a fault that finds the slot sealed also finds the VMA's sequence changed. If
             // the swap fails, an anon_vma was set just before.
-            let _ = self.at.compare_exchange(ptr::null_mut(), Self::SEALED, release, relaxed);
+            let _ = self.0.compare_exchange(Self::EMPTY, Self::SEALED, release, relaxed);
         }
     }
 
     /// Sets the slot to `anon_vma`, if it has none, sealed or not.
-    pub(crate) fn give(&self, anon_vma: AnonVmaRef<'_>) {
-        let raw = anon_vma.get().into_raw();
+    pub(crate) fn give(&self, anon_vma: AnonVma) {
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
-        let put = |seen| self.at.compare_exchange(seen, raw, acq_rel, relaxed).is_ok();
-        if !put(ptr::null_mut()) && !put(Self::SEALED) {
-            // SAFETY: `raw` came from `into_raw` just now and was not stored.
-            drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
+        let put = |seen| self.0.compare_exchange(seen, anon_vma.0.get(), acq_rel, relaxed).is_ok();
+        if !put(Self::EMPTY) {
+            put(Self::SEALED);
         }
     }
 
     /// Allows setting an anon_vma again, if there is none.
     #[inline]
     pub(crate) fn unseal(&self) {
-        if self.at.load(Ordering::Relaxed) == Self::SEALED {
-            self.at.store(ptr::null_mut(), Ordering::Relaxed);
+        if self.0.load(Ordering::Relaxed) == Self::SEALED {
+            self.0.store(Self::EMPTY, Ordering::Relaxed);
         }
     }
 
-    /// Returns another owner of the anon_vma, if there is one.
-    pub fn get(&self) -> Option<SharedAnonVma> {
-        self.peek().map(AnonVmaRef::get)
-    }
-
-    /// Sets the anon_vma, unless another CPU was faster; then `anon_vma` is dropped. Returns the
-    /// number of the anon_vma in the slot, or `None` if the slot is sealed.
-    pub fn set(&self, anon_vma: SharedAnonVma) -> Option<u64> {
-        let id = anon_vma.id();
-        let raw = anon_vma.into_raw();
-        match self.at.compare_exchange(ptr::null_mut(), raw, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some(id),
-            Err(now) => {
-                // SAFETY: `raw` came from `into_raw` just now and was not stored.
-                drop(unsafe { SharedAnonVma::from_raw(NonNull::new_unchecked(raw)) });
-                (now != Self::SEALED).then_some(now as u64)
-            }
-        }
-    }
-}
-
-/// An anon_vma kept alive for `'a` by an owner, for example a slot.
-///
-/// *Invariant (kept):* `raw` came from an owner's [`as_raw`](Shared::as_raw), and the owner lives
-/// for `'a`.
-#[derive(Clone, Copy, Debug)]
-pub struct AnonVmaRef<'a> {
-    raw: NonNull<()>,
-    owner: PhantomData<&'a AnonVma>,
-}
-
-impl<'a> AnonVmaRef<'a> {
-    /// Returns a reference to the anon_vma of `owner`.
-    #[inline(always)]
-    pub fn of(owner: &'a SharedAnonVma) -> Self {
-        Self { raw: owner.as_raw(), owner: PhantomData }
-    }
-
-    /// Returns the anon_vma's number.
-    #[inline(always)]
-    pub fn id(self) -> u64 {
-        self.raw.as_ptr() as u64
-    }
-
-    /// Returns the anon_vma itself.
-    #[inline(always)]
-    pub fn anon_vma(self) -> &'a AnonVma {
-        // SAFETY: an owner keeps the anon_vma for `'a` (kept).
-        unsafe { SharedAnonVma::peek_raw(self.raw) }
-    }
-
-    /// Returns another owner of the anon_vma.
-    #[inline]
-    pub fn get(self) -> SharedAnonVma {
-        // SAFETY: as in `anon_vma`; the temporary owner for the clone is not dropped.
-        let owner = core::mem::ManuallyDrop::new(unsafe { SharedAnonVma::from_raw(self.raw) });
-        (*owner).clone()
-    }
-}
-
-impl Drop for AnonVmaSlot {
-    fn drop(&mut self) {
-        if let Some(AnonVmaRef { raw, .. }) = self.peek() {
-            // SAFETY: set once, from `into_raw`; this slot's ownership ends here.
-            drop(unsafe { SharedAnonVma::from_raw(raw) });
+    /// Sets the anon_vma, unless another CPU was faster. Returns the anon_vma in the slot, or
+    /// `None` if the slot is sealed.
+    pub fn set(&self, anon_vma: AnonVma) -> Option<AnonVma> {
+        let (acq_rel, acquire) = (Ordering::AcqRel, Ordering::Acquire);
+        match self.0.compare_exchange(Self::EMPTY, anon_vma.0.get(), acq_rel, acquire) {
+            Ok(_) => Some(anon_vma),
+            Err(_) => self.get(),
         }
     }
 }
 
 impl fmt::Debug for AnonVmaSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AnonVmaSlot({:#x})", self.id())
+        write!(f, "AnonVmaSlot({:#x})", self.value())
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
-    fn a_slot_is_set_once_and_the_second_anon_vma_is_dropped() {
-        let slot = AnonVmaSlot::default();
-        assert!(slot.get().is_none() && slot.id() == 0);
-        let first = AnonVma::try_new(false).unwrap();
-        let id = slot.set(first.clone()).unwrap();
-        assert_eq!(id, first.id());
-        assert_eq!(slot.set(AnonVma::try_new(false).unwrap()), Some(id));
-        slot.seal();
-        slot.unseal();
-        assert!(slot.get().unwrap().same(&first));
-        drop(slot);
-        assert!(first.into_last().is_some(), "the slot dropped its reference");
+    fn anon_vmas_of_all_cpus_and_of_both_kinds_differ() {
+        let last = CpuId(MAX_CPUS as u16 - 1);
+        let [one, other] = [AnonVmas::default(), AnonVmas::default()];
+        let mut made = Vec::new();
+        for inherited in [false, true, false] {
+            made.push(one.make(CpuId(0), inherited));
+            made.push(other.make(last, inherited));
+            assert!(made[made.len() - 2..].iter().all(|new| new.is_inherited() == inherited));
+        }
+        for (at, new) in made.iter().enumerate() {
+            assert!(new.0.get() > AnonVmaSlot::SEALED && !made[..at].contains(new), "{new:?}");
+        }
     }
 
     #[test]
-    fn a_sealed_slot_takes_no_anon_vma() {
-        let (slot, anon_vma) = (AnonVmaSlot::default(), AnonVma::try_new(false).unwrap());
+    fn a_slot_is_set_once() {
+        let (slot, made) = (AnonVmaSlot::default(), AnonVmas::default());
+        assert!(slot.get().is_none() && slot.value() == 0);
+        let [first, second] = [0; 2].map(|_| made.make(CpuId(0), false));
+        assert_eq!(slot.set(first), Some(first));
+        assert_eq!(slot.set(second), Some(first));
         slot.seal();
-        assert!(
-            slot.set(anon_vma.clone()).is_none() && slot.peek().is_none() && slot.get().is_none()
-        );
         slot.unseal();
-        assert_eq!(slot.set(anon_vma.clone()), Some(anon_vma.id()));
+        slot.give(second);
+        assert_eq!(slot.get(), Some(first));
+    }
+
+    #[test]
+    fn a_sealed_slot_takes_an_anon_vma_from_a_writer_only() {
+        let (slot, made) = (AnonVmaSlot::default(), AnonVmas::default());
+        let [first, second] = [0; 2].map(|_| made.make(CpuId(0), false));
+        slot.seal();
+        assert!(slot.set(first).is_none() && slot.get().is_none());
+        slot.unseal();
+        assert_eq!(slot.set(first), Some(first));
         let sealed = AnonVmaSlot::default();
         sealed.seal();
-        drop((sealed, slot));
-        assert!(anon_vma.into_last().is_some(), "refused and kept anon_vmas are freed");
+        sealed.give(second);
+        sealed.unseal();
+        assert_eq!(sealed.get(), Some(second));
     }
 }

@@ -8,8 +8,8 @@ use crate::addr::VirtRange;
 use crate::error::OutOfMemory;
 use crate::heap::{Shared, try_box_with};
 use crate::space::MemoryLock;
+use crate::space::area::Area;
 use crate::space::core::Core;
-use crate::space::vma::Area;
 use crate::sync::order::LockedAreas;
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Spin, Wait};
@@ -60,7 +60,10 @@ impl Locked {
     /// # Errors
     /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
-    pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Self>, OutOfMemory> {
+    pub(crate) fn try_new(
+        area: Area<'_>,
+        core: &Shared<Core>,
+    ) -> Result<Option<Self>, OutOfMemory> {
         if area.lock() == MemoryLock::No { Ok(None) } else { Self::at(area.range, core).map(Some) }
     }
 

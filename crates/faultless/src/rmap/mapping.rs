@@ -14,9 +14,9 @@ use super::walker::Walk;
 use crate::addr::{PAGE_SHIFT, VirtRange};
 use crate::error::OutOfMemory;
 use crate::heap::{Bounded, Shared, try_box_with};
-use crate::space::MemoryLock;
+use crate::space::VmaFlags;
 use crate::space::core::Core;
-use crate::space::vma::Area;
+use crate::space::vma::Piece;
 use crate::sync::order::ObjectMappings;
 use crate::sync::spin::SpinLock;
 use crate::sync::wait::{Spin, Wait};
@@ -70,21 +70,26 @@ unsafe impl Sync for Mapping {}
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Returns the mapping of a new VMA of `area` in the space of `core`, if the area is of an
+    /// Returns the mapping of a new VMA of `piece` in the space of `core`, if the piece is of an
     /// object, or locked.
     ///
     /// # Errors
     /// [`OutOfMemory`] if the heap is exhausted.
     #[inline]
-    pub(crate) fn try_new(area: &Area, core: &Shared<Core>) -> Result<Option<Listed>, OutOfMemory> {
-        if area.memory.object().is_none() && area.lock() == MemoryLock::No {
+    pub(crate) fn try_new(
+        piece: &Piece,
+        core: &Shared<Core>,
+    ) -> Result<Option<Listed>, OutOfMemory> {
+        let is_locked = piece.attributes.flags.contains(VmaFlags::LOCKED);
+        if piece.attributes.memory.object().is_none() && !is_locked {
             return Ok(None);
         }
-        Self::make(area, core).map(Some)
+        Self::make(piece, core).map(Some)
     }
 
     #[inline(never)]
-    fn make(area: &Area, core: &Shared<Core>) -> Result<Listed, OutOfMemory> {
+    fn make(piece: &Piece, core: &Shared<Core>) -> Result<Listed, OutOfMemory> {
+        let area = piece.area();
         let distance = (area.range.start >> PAGE_SHIFT).wrapping_sub(area.offset);
         let locked = Locked::try_new(area, core)?;
         let mappings = area.memory.object().map(|object| &object.mappings);

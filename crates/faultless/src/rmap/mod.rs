@@ -50,4 +50,4 @@ pub(crate) mod visits;
 pub(crate) mod walk;
 pub(crate) mod walker;
 
-pub use anon_vma::{AnonVma, AnonVmaRef, AnonVmaSlot, SharedAnonVma};
+pub use anon_vma::{AnonVma, AnonVmaSlot, AnonVmas};

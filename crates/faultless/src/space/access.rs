@@ -29,7 +29,7 @@
 //! access, because programs may load and store them concurrently.
 
 use super::Space;
-use super::vma::Prot;
+use super::area::Prot;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange, page_down};
 use crate::fault::{Access, FaultError};
 use crate::file::pages::Lent;

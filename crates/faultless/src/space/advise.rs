@@ -1,10 +1,11 @@
 //! `madvise`.
 
 use super::Space;
+use super::area::{Area, VmaFlags};
 use super::lock::MemoryLock;
 use super::pages::each_slot;
 use super::visit::Visit;
-use super::vma::{Area, Vma, VmaFlags};
+use super::vma::Vma;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -137,7 +138,7 @@ impl<M: Machine> Space<M> {
             Advice::Collapse => self.collapse(cpu, range),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => {
                 let visit = self.visit(cpu, range);
-                each_part(&visit, range, |vma, part| visit.take_away(&vma.area, part, advice))
+                each_part(&visit, range, |vma, part| visit.take_away(vma.area(), part, advice))
             }
             Advice::WillNeed => {
                 let visit = self.visit(cpu, range);
@@ -150,7 +151,7 @@ impl<M: Machine> Space<M> {
             Advice::Cold | Advice::PageOut => {
                 let found = {
                     let visit = self.visit(cpu, range);
-                    each_part(&visit, range, |vma, _| may_leave(&vma.area))
+                    each_part(&visit, range, |vma, _| may_leave(vma.area()))
                 };
                 match advice {
                     _ if found == Err(Errno::EINVAL) => {}
@@ -190,8 +191,8 @@ fn each_part<M: Machine>(
             hole = true;
             break;
         };
-        hole |= next.area.range.start > at;
-        let part = next.area.range.intersect(VirtRange::new(at, range.end));
+        hole |= next.start() > at;
+        let part = next.range().intersect(VirtRange::new(at, range.end));
         at = part.end;
         each(next, part)?;
     }
@@ -212,7 +213,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         remove: VmaFlags,
         add: VmaFlags,
     ) -> Result<(), Errno> {
-        self.modify(vma, part, move |area| Ok((area.prot, (area.flags - remove) | add)))
+        self.modify(vma, part, move |old| Ok((old.prot, (old.flags - remove) | add)))
     }
 
     /// Applies advice that sets flags.
@@ -225,11 +226,11 @@ impl<M: Machine> Writing<'_, '_, M> {
             Advice::Random => with(order, VmaFlags::RANDOM),
             Advice::Sequential => with(order, VmaFlags::SEQUENTIAL),
             Advice::DontFork => with(none, VmaFlags::DONTFORK),
-            Advice::DoFork if vma.area.memory.is_device() => Err(Errno::EINVAL),
+            Advice::DoFork if vma.memory().is_device() => Err(Errno::EINVAL),
             Advice::DoFork => with(VmaFlags::DONTFORK, none),
             Advice::HugePage => with(VmaFlags::NOHUGEPAGE, VmaFlags::HUGEPAGE),
             Advice::NoHugePage => with(VmaFlags::HUGEPAGE, VmaFlags::NOHUGEPAGE),
-            Advice::WipeOnFork if !vma.area.memory.is_anonymous() => Err(Errno::EINVAL),
+            Advice::WipeOnFork if !vma.memory().is_anonymous() => Err(Errno::EINVAL),
             Advice::WipeOnFork => with(none, VmaFlags::WIPEONFORK),
             Advice::KeepOnFork => with(VmaFlags::WIPEONFORK, none),
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => Ok(()),
@@ -240,14 +241,14 @@ impl<M: Machine> Writing<'_, '_, M> {
 }
 
 /// Checks whether the pages of a VMA may be passed to reclaim: not locked pages, nor device memory.
-fn may_leave(area: &Area) -> Result<(), Errno> {
+fn may_leave(area: Area<'_>) -> Result<(), Errno> {
     let may = area.lock() == MemoryLock::No && !area.memory.is_device();
     if may { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 impl<M: Machine> Visit<'_, '_, M> {
     /// Applies advice that removes pages, to `part` of `area`.
-    fn take_away(&self, area: &Area, part: VirtRange, advice: Advice) -> Result<(), Errno> {
+    fn take_away(&self, area: Area<'_>, part: VirtRange, advice: Advice) -> Result<(), Errno> {
         // Locked pages stay, as does device memory.
         let locked = advice != Advice::DontNeedLocked && area.lock() != MemoryLock::No;
         if locked || area.memory.is_device() {

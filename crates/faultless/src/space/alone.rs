@@ -7,13 +7,13 @@
 //! takes the complete change or nothing; and bounds move last.
 
 use super::made::{Made, State, make_vma};
-use super::merge::{Piece, agree, join, mergeable_anon_vma};
-use super::vma::{Area, Vma};
+use super::merge::{join, mergeable_anon_vma};
+use super::vma::{Piece, Vma};
 use super::write::{NOWHERE, Refused, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
+use crate::rmap::AnonVma;
 use crate::space::tree::{Entry, Spot, Version, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use alloc::boxed::Box;
@@ -79,7 +79,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `EFAULT`.
-    pub(super) fn take(&self, range: VirtRange) -> Result<(Area, Option<SharedAnonVma>), Refused> {
+    pub(super) fn take(&self, range: VirtRange) -> Result<Piece, Refused> {
         let vma = vma(self.version().at(range.start).ok_or(Errno::EFAULT)?);
         Ok(vma.part(range))
     }
@@ -97,21 +97,21 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let mut spot = Spot::nowhere();
         self.lead(&mut spot, range.start.saturating_sub(1));
         let Found { below, above, inside } = find(&spot, range);
-        let low_cut = below.filter(|vma| vma.area.range.end > range.start);
-        let high_cut = above.filter(|vma| vma.area.range.start < range.end);
+        let low_cut = below.filter(|vma| vma.end() > range.start);
+        let high_cut = above.filter(|vma| vma.start() < range.end);
         if low_cut.is_some() || high_cut.is_some() {
             self.writing.cut.set([low_cut, high_cut].map(|vma| private_part(vma, range)));
         }
         let [mut joins_low, mut joins_high] = [false; 2];
         if let Some(piece) = &mut piece {
-            let low = below.filter(|vma| agree(&vma.area, &piece.area, range.start));
-            let high = above.filter(|vma| agree(&vma.area, &piece.area, range.end));
+            let low = below.filter(|vma| vma.attributes.agree(&piece.attributes));
+            let high = above.filter(|vma| vma.attributes.agree(&piece.attributes));
             if low.is_some() || high.is_some() {
                 [joins_low, joins_high] = join(piece, low, high, true);
             }
         }
         // A VMA on both sides is split in two, or merges with `piece`.
-        let split = low_cut.filter(|vma| vma.area.range.end > range.end);
+        let split = low_cut.filter(|vma| vma.end() > range.end);
         if split.is_some() && joins_low {
             return Ok(());
         }
@@ -125,24 +125,23 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
 
         let mut made = Made::new();
         let core = &self.writing.space.core;
-        let mut make = |area, root, merges| -> Result<NonNull<Vma>, OutOfMemory> {
+        let mut make = |piece, merges| -> Result<NonNull<Vma>, OutOfMemory> {
             // No box from here on: to move one is to claim that there is no other pointer.
-            let vma =
-                NonNull::from(Box::leak(make_vma(area, core, root, State::Unlocked, merges)?));
+            let vma = NonNull::from(Box::leak(make_vma(piece, core, State::Unlocked, merges)?));
             made.add(vma);
             Ok(vma)
         };
         let rest = match split {
             Some(vma) => {
-                let area = vma.area.part(VirtRange::new(range.end, u64::MAX));
-                Some(make(area, vma.anon_vma.get(), [false, vma.merges.above()])?)
+                let piece = vma.part(VirtRange::new(range.end, u64::MAX));
+                Some(make(piece, [false, vma.merges.above()])?)
             }
             None => None,
         };
         let (mut new, mut root) = (None, None);
         if let Some(piece) = piece {
             if comes {
-                new = Some(make(piece.area, piece.root, [false; 2])?);
+                new = Some(make(piece, [false; 2])?);
             } else {
                 root = piece.root;
             }
@@ -155,7 +154,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         if let Some(above) = above
             && both
         {
-            (low_end, low_merges) = (above.area.range.end, above.merges.above());
+            (low_end, low_merges) = (above.end(), above.merges.above());
         }
         let high_start = if joins_high { range.start } else { range.end };
         let low = low.map(|vma| (vma, low_end));
@@ -166,18 +165,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         core::mem::forget(made);
 
         if let Some((vma, end)) = low {
-            // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
-            unsafe { vma.area.change(|area| area.range.end = end) };
-            resize(vma);
+            vma.set_end(end);
             vma.merges.set_above(low_merges);
-            adopt(vma, root.as_ref().filter(|_| joins_low));
+            adopt(vma, root.filter(|_| joins_low));
         }
         if let Some((vma, start)) = high {
-            // SAFETY: as above.
-            unsafe { vma.area.change(|area| area.move_start(start)) };
-            resize(vma);
+            vma.set_start(start);
             vma.merges.set_below(false);
-            adopt(vma, root.as_ref().filter(|_| joins_high));
+            adopt(vma, root.filter(|_| joins_high));
         }
         Ok(())
     }
@@ -192,16 +187,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let found = spot.iter().next().filter(|entry| entry.start <= stack);
         let Some(vma) = found.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma.
-        let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), &vma.area));
-        let root = root.map_or_else(|| AnonVma::try_new(false), Ok)?;
-        let range = VirtRange::new(addr, vma.area.range.start);
+        let root = vma.anon_vma.get().or_else(|| mergeable_anon_vma(&self.view(), vma));
+        let root = root.unwrap_or_else(|| self.writing.cpu.make_anon_vma(false));
+        let range = VirtRange::new(addr, vma.start());
         let (below, removed, low, high) = (false, 0, None, Some((vma, addr)));
         self.edit(&spot, Change { range, below, removed, low, high, new: [None; 2] })?;
-        // SAFETY: this CPU owns the space, and no reference to the bounds is in use.
-        unsafe { vma.area.change(|area| area.move_start(addr)) };
-        resize(vma);
+        vma.set_start(addr);
         vma.merges.set_below(false);
-        adopt(vma, Some(&root));
+        adopt(vma, Some(root));
         Ok(())
     }
 
@@ -228,14 +221,14 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         if let Some(mut leaf) = unsafe { spot.amend(needed, removed, added) } {
             leaf.remove(at, removed, |entry| self.goes(entry, &mut old));
             if let Some((vma, end)) = low {
-                leaf.bound(0, vma.area.range.start, end);
+                leaf.bound(0, vma.start(), end);
             }
             for vma in new.into_iter().flatten() {
                 leaf.insert(at, entry(vma));
                 at += 1;
             }
             if let Some((vma, start)) = high {
-                leaf.bound(at, start, vma.area.range.end);
+                leaf.bound(at, start, vma.end());
             }
             leaf.finish();
         } else {
@@ -259,12 +252,12 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let mut taken = range;
         let stay = [low, high].map(|stays| stays.map(|(vma, _)| NonNull::from(vma)));
         let low = low.map(|(vma, end)| {
-            taken = taken.hull(vma.area.range);
+            taken = taken.hull(vma.range());
             taken.end = taken.end.max(end);
             Entry { end, ..entry(NonNull::from(vma)) }
         });
         let high = high.map(|(vma, start)| {
-            taken = taken.hull(vma.area.range);
+            taken = taken.hull(vma.range());
             Entry { start, ..entry(NonNull::from(vma)) }
         });
         let mut entries = [Entry { start: 0, end: 0, value: NonNull::dangling() }; 3];
@@ -317,24 +310,24 @@ fn find<'w>(spot: &Spot<'w, Vma>, range: VirtRange) -> Found<'w> {
 
 /// The part of `range` in which `vma` has private anonymous memory.
 fn private_part(vma: Option<&Vma>, range: VirtRange) -> VirtRange {
-    let vma = vma.filter(|vma| vma.area.memory.is_anonymous());
-    vma.map_or(NOWHERE, |vma| vma.area.range.intersect(range))
+    let vma = vma.filter(|vma| vma.memory().is_anonymous());
+    vma.map_or(NOWHERE, |vma| vma.range().intersect(range))
 }
 
 /// Sets the anon_vma of a VMA that has none.
 #[inline(always)]
-fn adopt(vma: &Vma, root: Option<&SharedAnonVma>) {
+fn adopt(vma: &Vma, root: Option<AnonVma>) {
     if let Some(root) = root
-        && vma.anon_vma.peek().is_none()
+        && vma.anon_vma.get().is_none()
     {
-        vma.anon_vma.give(AnonVmaRef::of(root));
+        vma.anon_vma.give(root);
     }
 }
 
 /// The entry of `vma`.
 fn entry(vma: NonNull<Vma>) -> Entry<Vma> {
     // SAFETY: the caller has made it, or found it in the tree that this CPU owns.
-    let VirtRange { start, end } = unsafe { vma.as_ref() }.area.range;
+    let VirtRange { start, end } = unsafe { vma.as_ref() }.range();
     Entry { start, end, value: vma }
 }
 
@@ -342,12 +335,4 @@ fn entry(vma: NonNull<Vma>) -> Entry<Vma> {
 fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
     // SAFETY: in the tree, so that it lives until the writer that removes it is done.
     unsafe { entry.value.as_ref() }
-}
-
-/// Lets reclaim know where a locked VMA lies now.
-#[inline(always)]
-fn resize(vma: &Vma) {
-    if let Some(mapping) = &vma.mapping {
-        mapping.resize(vma.area.range);
-    }
 }

@@ -8,10 +8,10 @@ pub(super) mod bounds;
 
 use super::STACK_GUARD;
 use super::Space;
+use super::area::{PageSource, Prot, VmaFlags};
 use super::made::State;
-use super::merge::Piece;
 use super::place::is_stack;
-use super::vma::{Area, PageSource, Prot, VmaFlags};
+use super::vma::Piece;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error};
@@ -115,14 +115,9 @@ impl<M: Machine> Writing<'_, '_, M> {
                     return Err(Errno::ENOMEM.into());
                 }
             }
-            let area = Area {
-                range,
-                prot: Prot::READ | Prot::WRITE,
-                flags: VmaFlags::ACCOUNT,
-                offset: range.start >> PAGE_SHIFT,
-                memory: PageSource::Anonymous,
-            };
-            step.replace(range, Piece { area, root: None }, State::Unlocked)
+            let (offset, memory) = (range.start >> PAGE_SHIFT, PageSource::Anonymous);
+            let piece = Piece::new(range, Prot::RW, VmaFlags::ACCOUNT, offset, memory);
+            step.replace(range, piece, State::Unlocked)
         });
         extended.is_ok()
     }

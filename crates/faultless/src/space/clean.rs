@@ -34,8 +34,8 @@ impl<M: Machine> Space<M> {
                 continue;
             }
             let mut batch = FlushBatch::new(cpu, self);
-            for vma in writing.vmas(hull).filter(|vma| !vma.area.is_private()) {
-                let Some(range) = vma.area.shows(object, &pages) else { continue };
+            for vma in writing.vmas(hull).filter(|vma| !vma.is_private()) {
+                let Some(range) = vma.area().shows(object, &pages) else { continue };
                 let protect =
                     |entry: Entry| if entry.is_mapped() { entry.read_only() } else { entry };
                 // SAFETY: the range is claimed.

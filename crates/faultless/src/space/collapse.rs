@@ -13,11 +13,10 @@
 //! If step 4 fails, the pages stay in the file, and the next accesses map them again.
 
 use super::Space;
+use super::area::{Area, VmaFlags};
 use super::batch::FlushBatch;
 use super::lock::MemoryLock;
 use super::made::State;
-use super::merge::Piece;
-use super::vma::{Area, Vma, VmaFlags};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
@@ -111,7 +110,7 @@ impl<M: Machine> Space<M> {
         let mut looks = 0;
         for entry in self.view(cpu, &section).iter_from(from) {
             // SAFETY: VMAs in a view live as long as the section.
-            let area = unsafe { &entry.value.as_ref().area };
+            let area = unsafe { entry.value.as_ref() }.area();
             let mut start = area.range.start.max(from).next_multiple_of(TABLE_ALIGN);
             loop {
                 if looks == MOST_LOOKS {
@@ -144,7 +143,8 @@ impl<M: Machine> Space<M> {
 
     /// Collapses the pages starting at `start`.
     fn collapse_at(&self, cpu: &Cpu<'_, M>, start: u64) -> Result<(), Errno> {
-        let found = self.with_vma(cpu, start, |Vma { area, .. }| {
+        let found = self.with_vma(cpu, start, |vma| {
+            let area = vma.area();
             let locked = area.lock() != MemoryLock::No;
             Some(collapsible(area, start).map(|(object, first)| (object.clone(), first, locked)))
         });
@@ -207,7 +207,7 @@ enum Replaced {
 }
 
 /// Returns what a huge leaf at `start` would map of `area`, unless its advice forbids a leaf.
-fn collapsible(area: &Area, start: u64) -> Option<(&Shared<Object>, u64)> {
+fn collapsible(area: Area<'_>, start: u64) -> Option<(&Shared<Object>, u64)> {
     shown(area, start).filter(|_| !area.flags.contains(VmaFlags::NOHUGEPAGE))
 }
 
@@ -215,10 +215,11 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Steps 2 to 5, for the pages of `all`. After an error nothing has changed.
     fn collapse(&self, all: VirtRange) -> Result<Replaced, Errno> {
         let (cpu, root) = (self.cpu, self.space.root());
-        let area = &self.vma_at(all.start).ok_or(Errno::ENOMEM)?.area;
+        let vma = self.vma_at(all.start).ok_or(Errno::ENOMEM)?;
+        let area = vma.area();
         let (object, first) = collapsible(area, all.start).ok_or(Errno::EINVAL)?;
         let object = object.clone();
-        let leaf = area.leaf();
+        let leaf = vma.leaf;
         let hidden = area.prot.is_empty();
         let names = object.slots(cpu, first);
         // SAFETY: the range is claimed.
@@ -230,8 +231,8 @@ impl<M: Machine> Writing<'_, '_, M> {
             (Reached::Last(slots), Some(names)) => {
                 let leaf = leaf.with_hidden(hidden);
                 self.step(all.with_neighbours(), |step| {
-                    let (area, root) = step.take(all)?;
-                    step.replace(all, Piece { area, root }, State::WriteLocked)
+                    let piece = step.take(all)?;
+                    step.replace(all, piece, State::WriteLocked)
                 })?;
                 // From here on no fault makes a private copy.
                 let files = slots.iter().all(|slot| self.is_files(slot));

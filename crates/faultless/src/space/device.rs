@@ -24,8 +24,8 @@
 //! One difference to Linux: equal adjacent VMAs merge.
 
 use super::Space;
+use super::area::Prot;
 use super::map::What;
-use super::vma::Prot;
 use crate::addr::FrameNumber;
 use crate::error::{Errno, Error};
 use crate::machine::Machine;

@@ -49,7 +49,7 @@ impl<M: Machine> Space<M> {
             let mut batch = FlushBatch::new(cpu, &self);
             batch.flush(VirtRange::USER);
             for vma in writing.vmas(VirtRange::USER) {
-                writing.zap(vma.area.range, None, &mut batch);
+                writing.zap(vma.range(), None, &mut batch);
             }
             batch.finish();
         }

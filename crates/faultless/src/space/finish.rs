@@ -37,7 +37,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             if self.is_changing(change) {
                 // Only in a step, under the lock of the tree or shard: so a VMA that a step finds
                 // under change stays under change until this step ends.
-                let unlocked = self.step_versions(VirtRange::page(vma.area.range.start), |_| {
+                let unlocked = self.step_versions(VirtRange::page(vma.start()), |_| {
                     self.unlock_changed(vma);
                     Ok(())
                 });
@@ -51,8 +51,8 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// this writer. If there are none, unlocks `vma`. Returns whether two VMAs merged.
     fn finish_one(&self, vma: &Vma) -> Result<bool, Errno> {
         // The VMAs with which its merge was deferred are in the same shard of the tree.
-        self.step_versions(VirtRange::page(vma.area.range.start), |step| {
-            let merged = self.merge_next(step, vma.area.range.start)?;
+        self.step_versions(VirtRange::page(vma.start()), |step| {
+            let merged = self.merge_next(step, vma.start())?;
             if !merged && self.is_changing(NonNull::from(vma)) {
                 // Under the lock of the tree or shard: a writer that did not merge with `vma`,
                 // because it is under change, has published by now.
@@ -107,14 +107,14 @@ impl<M: Machine> Writing<'_, '_, M> {
             |vma: &Vma| vma.sequence.read().is_none() && !self.is_changing(NonNull::from(vma));
         let mut vma: &Vma = near(addr).filter(|vma| !is_busy(vma))?;
         let merges_above = |above: &&Vma| merge_later(vma, above) && !is_busy(above);
-        let mut next = near(vma.area.range.end).filter(merges_above).map(|_| vma.area.range);
-        while let Some(below) = vma.area.range.start.checked_sub(1).and_then(near)
+        let mut next = near(vma.end()).filter(merges_above).map(|_| vma.range());
+        while let Some(below) = vma.start().checked_sub(1).and_then(near)
             && merge_later(below, vma)
             && !is_busy(below)
         {
             // The VMA above the lowest, which merges with the lowest rather than with the one
             // above.
-            next = Some(vma.area.range);
+            next = Some(vma.range());
             vma = below;
         }
         next

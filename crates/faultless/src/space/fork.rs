@@ -7,12 +7,13 @@
 //! (except the device's stores). The parent's next store to such a page reuses the page.
 
 use super::Space;
+use super::area::VmaFlags;
 use super::brk::bounds::HeapBounds;
 use super::made::State;
 use super::made::make_vma;
 use super::mbind::MemPolicy;
 use super::pages::{each_run, last_table};
-use super::vma::{Area, Vma, VmaFlags};
+use super::vma::{Piece, Vma};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::error::{Errno, Error, OutOfMemory};
@@ -20,7 +21,6 @@ use crate::fault::mem_policy;
 use crate::frame::{FrameUse, Kind};
 use crate::heap::Shared;
 use crate::machine::Machine;
-use crate::rmap::AnonVma;
 use crate::space::batch::FlushBatch;
 use crate::space::core::Core;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -108,7 +108,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
         let mut edit = unsafe { tree.edit_mut(self.cpu.local(), grace) };
         let mut result = Ok(());
         for vma in self.vmas(VirtRange::USER) {
-            if vma.area.flags.contains(VmaFlags::DONTFORK) {
+            if vma.flags().contains(VmaFlags::DONTFORK) {
                 continue;
             }
             let copy = match self.copy_vma(vma, core) {
@@ -118,7 +118,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                     break;
                 }
             };
-            let VirtRange { start, end } = copy.area.range;
+            let VirtRange { start, end } = copy.range();
             // No box from here on: moving a box would claim that there is no other pointer.
             let copy = NonNull::from(Box::leak(copy));
             // The tree with the VMA is published even on failure, so that exit finds the VMA.
@@ -131,8 +131,8 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             if !has_private_pages(vma) {
                 continue;
             }
-            pinned.policy = vma.area.mem_policy();
-            if let Err(oom) = self.share_pages(core, vma.area.range, batch, pinned) {
+            pinned.policy = vma.area().mem_policy();
+            if let Err(oom) = self.share_pages(core, vma.range(), batch, pinned) {
                 result = Err(oom);
                 break;
             }
@@ -143,10 +143,12 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
 
     /// Returns the VMA of the child of `core`, with its own anon_vma.
     fn copy_vma(&self, vma: &Vma, core: &Shared<Core>) -> Result<Box<Vma>, OutOfMemory> {
-        let root = if has_private_pages(vma) { Some(AnonVma::try_new(true)?) } else { None };
+        let root = has_private_pages(vma).then(|| self.cpu.make_anon_vma(true));
         // Locks are not inherited.
-        let flags = vma.area.flags - VmaFlags::ANY_LOCK;
-        make_vma(Area { flags, ..vma.area.clone() }, core, root, State::WriteLocked, [false; 2])
+        let flags = vma.flags() - VmaFlags::ANY_LOCK;
+        let mut piece = Piece { root, ..vma.part(vma.range()) };
+        piece.attributes.flags = flags;
+        make_vma(piece, core, State::WriteLocked, [false; 2])
     }
 
     /// Maps the pages of `range` in the child too, read-only in both spaces. In place of pinned
@@ -504,7 +506,5 @@ impl<M: Machine> Writing<'_, '_, M> {
 /// Returns whether a child needs copies of the entries: it can fault in pages that were never
 /// written itself.
 fn has_private_pages(vma: &Vma) -> bool {
-    vma.area.is_private()
-        && vma.anon_vma.peek().is_some()
-        && !vma.area.flags.contains(VmaFlags::WIPEONFORK)
+    vma.is_private() && vma.anon_vma.get().is_some() && !vma.flags().contains(VmaFlags::WIPEONFORK)
 }

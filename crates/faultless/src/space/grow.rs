@@ -2,14 +2,15 @@
 
 use super::STACK_GUARD;
 use super::Space;
+use super::area::VmaFlags;
 use super::step::Step;
-use super::vma::{Vma, VmaFlags};
+use super::vma::Vma;
 use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::machine::Machine;
-use crate::space::tree::View;
+use crate::space::tree::Entry;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
@@ -99,11 +100,9 @@ impl<M: Machine> Writing<'_, '_, M> {
             0 => self.cpu.vm().knobs.stack_limit(),
             own => own,
         };
-        let area = |view: View<'_, Vma>, addr| {
-            // SAFETY: a VMA in the tree, which lives as long as the writer's section.
-            view.at(addr).map(|entry| unsafe { entry.value.as_ref() }.area.clone())
-        };
-        let Some(own) = area(step.view(), stack) else { return Ok(false) };
+        // SAFETY: a VMA in the tree, which lives as long as the writer's section.
+        let area = |entry: Entry<Vma>| unsafe { entry.value.as_ref() }.area();
+        let Some(own) = step.view().at(stack).map(area) else { return Ok(false) };
         if !own.flags.contains(VmaFlags::GROWSDOWN)
             || own.range.end - page > limit
             || own.offset < gap.pages()
@@ -112,9 +111,9 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         if let Some(below) = step.view().before(page + 1)
             && page - below.end < STACK_GUARD
-            && area(step.view(), below.start).is_some_and(|area| {
-                !area.prot.is_empty() && !area.flags.contains(VmaFlags::GROWSDOWN)
-            })
+            && let below = area(below)
+            && !below.prot.is_empty()
+            && !below.flags.contains(VmaFlags::GROWSDOWN)
         {
             return Ok(false);
         }

@@ -34,7 +34,7 @@ impl Was<'_> {
         let mut look = |vma: NonNull<Vma>| {
             // SAFETY: VMAs in a view live as long as the section, and removed VMAs as long as their
             // writer.
-            let area = &unsafe { vma.as_ref() }.area;
+            let area = unsafe { vma.as_ref() }.area();
             let part = area.range.intersect(range);
             if area.memory.is_anonymous() && !part.is_empty() {
                 each(part);

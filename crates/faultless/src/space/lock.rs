@@ -5,7 +5,7 @@
 //! faults the pages in.
 
 use super::Space;
-use super::vma::{Area, VmaFlags};
+use super::area::{Area, VmaFlags};
 use super::write::NOWHERE;
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -36,9 +36,9 @@ impl MemoryLock {
     }
 }
 
-impl Area {
+impl Area<'_> {
     /// Returns how the area is locked.
-    pub const fn lock(&self) -> MemoryLock {
+    pub const fn lock(self) -> MemoryLock {
         if !self.flags.contains(VmaFlags::LOCKED) {
             MemoryLock::No
         } else if self.flags.contains(VmaFlags::LOCK_ON_FAULT) {
@@ -72,13 +72,13 @@ impl<M: Machine> Space<M> {
             Some(end) => {
                 let range = VirtRange::new(addr, end);
                 let writing = self.write(cpu, [range, NOWHERE], PAGE_SIZE);
-                let done = writing.modify_all(range, |area| {
+                let done = writing.modify_all(range, |old| {
                     // As on Linux, device memory does not change.
-                    if area.memory.is_device() {
-                        return Ok((area.prot, area.flags));
+                    if old.memory.is_device() {
+                        return Ok((old.prot, old.flags));
                     }
-                    let flags = (area.flags - VmaFlags::ANY_LOCK) | lock.flags();
-                    Ok((area.prot, flags))
+                    let flags = (old.flags - VmaFlags::ANY_LOCK) | lock.flags();
+                    Ok((old.prot, flags))
                 });
                 if lock != MemoryLock::No {
                     writing.keep_pages(range);

@@ -1,14 +1,10 @@
 //! The VMAs that a [step](super::step) makes.
 
-use super::baseline::VmaLock;
-use super::vma::{Area, InPlace, Merges, RETIRE_VMA, Vma};
+use super::vma::{Piece, Vma};
 use crate::error::OutOfMemory;
 use crate::heap::{self, Shared};
 use crate::rmap::mapping::Mapping;
-use crate::rmap::{AnonVmaSlot, SharedAnonVma};
 use crate::space::core::Core;
-use crate::sync::grace::RetireLink;
-use crate::sync::sequence::Sequence;
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
@@ -21,25 +17,15 @@ pub(super) enum State {
     WriteLocked,
 }
 
-/// Returns a VMA for `area` of the space of `core`.
+/// Makes the VMA of `piece` in the space of `core`.
 pub(super) fn make_vma(
-    area: Area,
+    piece: Piece,
     core: &Shared<Core>,
-    root: Option<SharedAnonVma>,
     state: State,
     merges: [bool; 2],
 ) -> Result<Box<Vma>, OutOfMemory> {
-    let mapping = Mapping::try_new(&area, core)?;
-    let vma = heap::try_box_with(|| Vma {
-        retire: RetireLink::new(RETIRE_VMA),
-        sequence: Sequence::new(),
-        lock: VmaLock::default(),
-        anon_vma: AnonVmaSlot::new(root),
-        leaf: area.leaf(),
-        merges: Merges::new(merges),
-        mapping,
-        area: InPlace::new(area),
-    })?;
+    let mapping = Mapping::try_new(&piece, core)?;
+    let vma = heap::try_box_with(|| Vma::new(piece, merges, mapping))?;
     if state == State::WriteLocked {
         vma.sequence.begin_write();
         // Otherwise a fault under a claim of another of its pages could set an anon_vma that the

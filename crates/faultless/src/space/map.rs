@@ -2,11 +2,11 @@
 //! memory](super::device).
 
 use super::Space;
+use super::area::{PageSource, Prot, VmaFlags};
 use super::device::DeviceMemory;
 use super::made::State;
-use super::merge::Piece;
 use super::place::{Places, is_free};
-use super::vma::{Area, PageSource, Prot, Vma, VmaFlags};
+use super::vma::{Piece, Vma};
 use super::write::NOWHERE;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -263,26 +263,26 @@ impl<M: Machine> Space<M> {
                 (PageSource::Device { cache, tag }, first.0.into())
             }
         };
-        let area = Area { range: VirtRange::new(0, len), prot, flags: vma_flags, offset, memory };
+        let piece = Piece::new(VirtRange::new(0, len), prot, vma_flags, offset, memory);
         let request = Request { at, fixed, flags, late };
-        let done = self.map_area(cpu, &request, &area);
+        let done = self.map_area(cpu, &request, &piece);
         // This is the last share if the mapping was refused, or if another CPU has already unmapped
         // it.
-        if let PageSource::Object(object) = area.memory {
+        if let PageSource::Object(object) = piece.attributes.memory {
             Object::release(object, cpu);
         }
         done
     }
 
-    /// Finds a free range for `area`, of which only the length is used, and maps it there.
+    /// Finds a free range for `piece`, of which only the length is used, and maps it there.
     #[inline(always)]
     fn map_area(
         &self,
         cpu: &Cpu<'_, M>,
         request: &Request,
-        area: &Area,
+        piece: &Piece,
     ) -> Result<VirtRange, Errno> {
-        let len = area.range.len();
+        let len = piece.range.len();
         let next = if request.fixed { Places::common(cpu) } else { Places::next(self, cpu) };
         let places = Cell::new(next);
         let chosen = Cell::new(NOWHERE);
@@ -336,7 +336,7 @@ impl<M: Machine> Space<M> {
                         return Ok(false);
                     }
                 }
-                step.replace(range, piece(area, range), state)?;
+                step.replace(range, placed(piece, range), state)?;
                 Ok(true)
             });
             match placed {
@@ -364,8 +364,13 @@ impl<M: Machine> Space<M> {
     }
 }
 
-/// Returns `area` at `range`.
-fn piece(area: &Area, range: VirtRange) -> Piece {
-    let offset = if area.memory.is_anonymous() { range.start >> PAGE_SHIFT } else { area.offset };
-    Piece { area: Area { range, offset, ..area.clone() }, root: None }
+/// Returns `piece`, which begins at address 0, at `range`. Anonymous pages have the numbers of
+/// their addresses, as at address 0.
+#[inline(always)]
+fn placed(piece: &Piece, range: VirtRange) -> Piece {
+    let mut placed = Piece { range, ..piece.clone() };
+    if !placed.attributes.memory.is_anonymous() {
+        placed.move_to(range, piece.area().offset);
+    }
+    placed
 }

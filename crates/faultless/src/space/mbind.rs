@@ -16,7 +16,7 @@
 //! `MPOL_BIND`, which reclaims memory of its nodes instead, has no equivalent here.
 
 use super::Space;
-use super::vma::{Area, VmaFlags};
+use super::area::{Area, VmaFlags};
 use super::write::NOWHERE;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -124,9 +124,9 @@ impl MemPolicy {
     }
 }
 
-impl Area {
+impl Area<'_> {
     /// Returns the policy of the area.
-    pub fn mem_policy(&self) -> MemPolicy {
+    pub const fn mem_policy(self) -> MemPolicy {
         let nodes = NodeSet((self.flags.bits() >> VmaFlags::NODES_SHIFT) as u8);
         if self.flags.contains(VmaFlags::INTERLEAVE) {
             MemPolicy::Interleave(nodes)
@@ -184,15 +184,14 @@ impl<M: Machine> Space<M> {
         }
         let policy = policy.with(cpu.memory_nodes()).ok_or(Errno::EINVAL)?;
         let writing = self.write(cpu, [left, NOWHERE], PAGE_SIZE);
-        let mapped: u64 =
-            writing.vmas(left).map(|vma| vma.area.range.intersect(left).pages()).sum();
+        let mapped: u64 = writing.vmas(left).map(|vma| vma.range().intersect(left).pages()).sum();
         if mapped < if policy == MemPolicy::Default { 1 } else { left.pages() } {
             return Err(Errno::EFAULT);
         }
         while !left.is_empty()
             && let Some(vma) = writing.vmas(left).next()
         {
-            let part = vma.area.range.intersect(left);
+            let part = vma.range().intersect(left);
             left.start = part.end;
             writing.set_flags(vma, part, VmaFlags::POLICY, policy.flags())?;
         }

@@ -1,39 +1,32 @@
 //! The rules for merging VMAs, as on Linux.
 
-use super::vma::{Area, Vma, VmaFlags};
+use super::vma::{Piece, Vma};
 use crate::addr::VirtRange;
-use crate::rmap::{AnonVmaRef, SharedAnonVma};
+use crate::rmap::AnonVma;
 use crate::space::tree::{Entry, View};
 use crate::sync::mutant::{Mutant, lost};
-
-/// A VMA to make.
-#[derive(Clone, Debug)]
-pub(super) struct Piece {
-    pub(super) area: Area,
-    pub(super) root: Option<SharedAnonVma>,
-}
 
 /// A VMA that extends beyond a range, or is adjacent to it.
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour<'a> {
     pub(super) vma: &'a Vma,
-    pub(super) root: Option<AnonVmaRef<'a>>,
+    pub(super) root: Option<AnonVma>,
 }
 
 impl<'a> Neighbour<'a> {
     pub(super) fn new(vma: &'a Vma) -> Self {
-        Self { vma, root: vma.anon_vma.peek() }
+        Self { vma, root: vma.anon_vma.get() }
     }
 }
 
 /// Returns whether VMAs with these two anon_vmas may merge. A VMA without an anon_vma takes the
 /// other's, unless this was inherited from a parent process: sharing it more widely would make
 /// reverse-map walks longer.
-pub(super) fn roots_merge(a: Option<AnonVmaRef<'_>>, b: Option<AnonVmaRef<'_>>) -> bool {
+pub(super) fn roots_merge(a: Option<AnonVma>, b: Option<AnonVma>) -> bool {
     match (a, b) {
         (None, None) => true,
-        (Some(root), None) | (None, Some(root)) => !root.anon_vma().is_inherited(),
-        (Some(a), Some(b)) => a.id() == b.id(),
+        (Some(root), None) | (None, Some(root)) => !root.is_inherited(),
+        (Some(a), Some(b)) => a == b,
     }
 }
 
@@ -46,14 +39,14 @@ pub(super) fn join(
     above: Option<&Vma>,
     adopt: bool,
 ) -> [bool; 2] {
-    let own = piece.root.as_ref().map(AnonVmaRef::of);
-    let of_lower = below.map(|vma| vma.anon_vma.peek()).filter(|of| roots_merge(*of, own));
+    let own = piece.root;
+    let of_lower = below.map(|vma| vma.anon_vma.get()).filter(|of| roots_merge(*of, own));
     let of_upper = above
-        .map(|vma| vma.anon_vma.peek())
+        .map(|vma| vma.anon_vma.get())
         .filter(|of| roots_merge(*of, own) && of_lower.is_none_or(|lower| roots_merge(lower, *of)));
     let joins = [of_lower.is_some(), of_upper.is_some()];
     if own.is_none() && adopt {
-        piece.root = of_lower.flatten().or(of_upper.flatten()).map(AnonVmaRef::get);
+        piece.root = of_lower.flatten().or(of_upper.flatten());
     }
     joins
 }
@@ -61,11 +54,11 @@ pub(super) fn join(
 /// Returns whether two VMAs, the first directly below the second, will merge when neither is under
 /// change: their merge was deferred.
 pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
-    let at = upper.area.range.start;
+    let at = upper.start();
     (lower.merges.above() || upper.merges.below())
-        && lower.area.range.end == at
-        && agree(&lower.area, &upper.area, at)
-        && roots_merge(lower.anon_vma.peek(), upper.anon_vma.peek())
+        && lower.end() == at
+        && lower.attributes.agree(&upper.attributes)
+        && roots_merge(lower.anon_vma.get(), upper.anon_vma.get())
 }
 
 /// Iterates over all VMAs that will merge with `vma` in `view`: first the VMAs below, downwards,
@@ -73,10 +66,9 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
 fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
     // SAFETY: VMAs in a view live as long as its section.
     let near = move |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
-    let above =
-        move |vma: &&'v Vma| near(vma.area.range.end).filter(|above| merge_later(vma, above));
+    let above = move |vma: &&'v Vma| near(vma.end()).filter(|above| merge_later(vma, above));
     let below = move |vma: &&'v Vma| {
-        let addr = vma.area.range.start.checked_sub(1)?;
+        let addr = vma.start().checked_sub(1)?;
         near(addr).filter(|below| merge_later(below, vma))
     };
     core::iter::successors(below(&vma), below).chain(core::iter::successors(above(&vma), above))
@@ -85,7 +77,7 @@ fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v 
 /// Returns the range of the VMA that `vma` of `view` will merge into: the whole range already
 /// counts as one VMA.
 pub(super) fn range_later(view: View<'_, Vma>, vma: &Vma) -> VirtRange {
-    one_later(view, vma).fold(vma.area.range, |all, vma| all.hull(vma.area.range))
+    one_later(view, vma).fold(vma.range(), |all, vma| all.hull(vma.range()))
 }
 
 /// Returns whether a VMA under change in `view` will merge with `vma`.
@@ -106,7 +98,7 @@ pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
     // A VMA under change was sealed by its writer.
     let running = group(view, vma).filter(|vma| vma.sequence.read().is_some());
     running.filter(|_| !lost(Mutant::SealsGroup)).for_each(|vma| vma.anon_vma.seal());
-    if let Some(root) = group(view, vma).find_map(|vma| vma.anon_vma.peek()) {
+    if let Some(root) = group(view, vma).find_map(|vma| vma.anon_vma.get()) {
         group(view, vma).for_each(|vma| vma.anon_vma.give(root));
     }
 }
@@ -114,7 +106,7 @@ pub(super) fn seal_group(view: View<'_, Vma>, vma: &Vma) {
 /// Sets the anon_vma `root`, if there is one, in the [sealed](seal_group) VMAs, as if they had
 /// already merged with the new VMA.
 #[cold]
-pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVmaRef<'_>>) {
+pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVma>) {
     for vma in group(view, vma) {
         if let Some(root) = root {
             vma.anon_vma.give(root);
@@ -125,22 +117,17 @@ pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVmaR
     }
 }
 
-/// Returns whether two areas that touch at `at` may be in one VMA.
-pub(super) fn agree(a: &Area, b: &Area, at: u64) -> bool {
-    a.prot == b.prot && a.agrees(b, at)
-}
-
-/// Returns the anon_vma of a neighbour in `view` that a VMA of `own` might merge with later, the
+/// Returns the anon_vma of a neighbour in `view` that the VMA `own` might merge with later, the
 /// upper neighbour first. An anon_vma inherited from a parent process stays with its VMA.
-pub(crate) fn mergeable_anon_vma(view: &View<'_, Vma>, own: &Area) -> Option<SharedAnonVma> {
+pub(crate) fn mergeable_anon_vma(view: &View<'_, Vma>, own: &Vma) -> Option<AnonVma> {
     // SAFETY: VMAs in a view live as long as its section.
     let vma = |entry: Entry<Vma>| unsafe { entry.value.as_ref() };
-    let above = view.at(own.range.end).map(vma).filter(|next| own.resembles(&next.area));
-    let below =
-        view.before(own.range.start).map(vma).filter(|previous| previous.area.resembles(own));
+    let (start, end) = (own.start(), own.end());
+    let above = view.at(end).map(vma);
+    let below = view.before(start).map(vma).filter(|below| below.end() == start);
     [above, below]
         .into_iter()
         .flatten()
-        .filter(|near| !near.area.flags.contains(VmaFlags::SHARED))
+        .filter(|near| near.attributes.resemble(&own.attributes) && near.is_private())
         .find_map(|near| near.anon_vma.get().filter(|root| !root.is_inherited()))
 }

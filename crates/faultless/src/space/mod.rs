@@ -11,6 +11,7 @@
 mod access;
 mod advise;
 mod alone;
+pub(crate) mod area;
 mod baseline;
 pub(crate) mod batch;
 mod brk;
@@ -57,6 +58,7 @@ pub(crate) mod tests;
 
 pub use access::{AccessError, Translation};
 pub use advise::Advice;
+pub use area::{Area, PageSource, Prot, VmaFlags};
 pub use device::DeviceMemory;
 pub use lock::MemoryLock;
 pub use map::{Backing, MapFlags};
@@ -67,7 +69,6 @@ pub(crate) use place::Apart;
 pub use query::{AreaInfo, Label, Maps};
 pub use remap::RemapFlags;
 pub use revoke::PrivateCopies;
-pub use vma::{Area, PageSource, Prot, VmaFlags};
 
 use self::core::Core;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};

@@ -2,9 +2,9 @@
 
 use super::Space;
 use super::access::prot_of;
+use super::area::Prot;
 use super::move_pages::leaves_of;
 use super::pages::each_entry;
-use super::vma::Prot;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};
 use crate::frame::{FrameUse, Kind};
 use crate::machine::Machine;

@@ -48,7 +48,7 @@
 //! loads.
 
 use super::Space;
-use super::vma::{PageSource, Prot};
+use super::area::{PageSource, Prot};
 use crate::addr::{FrameNumber, PAGE_SHIFT, VirtRange, page_down, page_up};
 use crate::error::{Errno, Error, OutOfMemory};
 use crate::fault::{Access, FaultError, FaultKind};
@@ -208,7 +208,7 @@ impl<M: Machine> Space<M> {
                 Miss::Unmapped
             });
         };
-        let area = &vma.area;
+        let area = vma.area();
         if matches!(area.memory, PageSource::Device { .. }) {
             return Err(Miss::Device);
         }

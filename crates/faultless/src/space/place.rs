@@ -12,8 +12,9 @@
 //! CPU. A region reserves nothing: mappings with a fixed address, hints, and mappings that fit
 //! nowhere else also go there.
 
+use super::area::VmaFlags;
 use super::unmap::user_range;
-use super::vma::{Vma, VmaFlags};
+use super::vma::Vma;
 use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{VirtRange, page_down};
 use crate::machine::{CpuId, MAX_CPUS, Machine, SpaceId};
@@ -202,7 +203,7 @@ fn guarded_by(entry: Entry<Vma>) -> u64 {
 /// Returns whether the VMA of `entry`, of a view, grows down, and so keeps a guard below.
 pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
     // SAFETY: VMAs in a view live as long as the section.
-    unsafe { entry.value.as_ref() }.area.flags.contains(VmaFlags::GROWSDOWN)
+    unsafe { entry.value.as_ref() }.flags().contains(VmaFlags::GROWSDOWN)
 }
 
 #[cfg(all(test, not(loom)))]

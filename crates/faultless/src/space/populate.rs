@@ -6,7 +6,8 @@
 //! skips a page that is no longer mapped.
 
 use super::Space;
-use super::vma::{Prot, Vma};
+use super::area::Prot;
+use super::vma::Vma;
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::Errno;
 use crate::fault::{Access, FaultError};
@@ -22,7 +23,7 @@ impl<M: Machine> Space<M> {
     pub(super) fn populate(&self, cpu: &Cpu<'_, M>, range: VirtRange) -> Result<(), FaultError> {
         self.fault_each(cpu, range, |vma| {
             Ok(match vma {
-                Some(vma) if vma.area.is_private() && vma.area.allows(Prot::WRITE) => Access::Write,
+                Some(vma) if vma.is_private() && vma.area().allows(Prot::WRITE) => Access::Write,
                 _ => Access::Read,
             })
         })
@@ -42,9 +43,9 @@ impl<M: Machine> Space<M> {
         let needed = if access == Access::Write { Prot::WRITE } else { Prot::READ };
         self.fault_each(cpu, range, |vma| match vma {
             // A fault would also read a page that is only writable.
-            Some(vma) if !vma.area.allows(needed) => Err(Errno::EINVAL),
+            Some(vma) if !vma.area().allows(needed) => Err(Errno::EINVAL),
             // As on Linux.
-            Some(vma) if vma.area.memory.is_device() => Err(Errno::EINVAL),
+            Some(vma) if vma.memory().is_device() => Err(Errno::EINVAL),
             Some(_) => Ok(access),
             None => Err(Errno::ENOMEM),
         })

@@ -1,10 +1,10 @@
 //! `mprotect`, and the `madvise` calls that change the behaviour of VMAs the same way.
 
 use super::Space;
+use super::area::{Prot, VmaFlags};
 use super::made::State;
-use super::merge::Piece;
 use super::pages::{Leaf, each_leaf};
-use super::vma::{Area, Prot, Vma, VmaFlags};
+use super::vma::{Attributes, Vma};
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
@@ -55,14 +55,14 @@ impl<M: Machine> Space<M> {
             return Err(Errno::EINVAL);
         }
         let prot = prot & access;
-        let change = |area: &Area| {
-            let mut flags = area.flags;
+        let change = |old: &Attributes| {
+            let mut flags = old.flags;
             if prot.contains(Prot::WRITE) && flags.contains(VmaFlags::NOWRITE) {
                 return Err(Errno::EACCES);
             }
             let promised = VmaFlags::ACCOUNT | VmaFlags::SHARED | VmaFlags::NORESERVE;
             if prot.contains(Prot::WRITE)
-                && !area.prot.contains(Prot::WRITE)
+                && !old.prot.contains(Prot::WRITE)
                 && !flags.intersects(promised)
             {
                 flags |= VmaFlags::ACCOUNT;
@@ -79,7 +79,7 @@ impl<M: Machine> Space<M> {
                 if vma.start >= behind {
                     return Err(Errno::ENOMEM);
                 }
-                let area = &writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area;
+                let area = writing.vma_at(vma.start).ok_or(Errno::ENOMEM)?.area();
                 // Nothing grows upwards on this architecture.
                 if grows == Prot::GROWSUP || !area.flags.contains(VmaFlags::GROWSDOWN) {
                     return Err(Errno::EINVAL);
@@ -109,12 +109,12 @@ impl<M: Machine> Writing<'_, '_, M> {
     pub(super) fn modify_all(
         &self,
         range: VirtRange,
-        change: impl Fn(&Area) -> Result<(Prot, VmaFlags), Errno>,
+        change: impl Fn(&Attributes) -> Result<(Prot, VmaFlags), Errno>,
     ) -> Result<(), Errno> {
         let mut at = range.start;
         while at < range.end {
             let vma = self.vma_at(at).ok_or(Errno::ENOMEM)?;
-            let part = vma.area.range.intersect(VirtRange::new(at, range.end));
+            let part = vma.range().intersect(VirtRange::new(at, range.end));
             at = part.end;
             self.modify(vma, part, &change)?;
         }
@@ -126,27 +126,29 @@ impl<M: Machine> Writing<'_, '_, M> {
         &self,
         vma: &Vma,
         part: VirtRange,
-        change: impl Fn(&Area) -> Result<(Prot, VmaFlags), Errno>,
+        change: impl Fn(&Attributes) -> Result<(Prot, VmaFlags), Errno>,
     ) -> Result<(), Errno> {
-        let (prot, flags) = change(&vma.area)?;
-        let before = vma.area.prot;
-        if prot == before && flags == vma.area.flags {
+        let (prot, flags) = change(&vma.attributes)?;
+        let before = vma.prot();
+        if prot == before && flags == vma.flags() {
             return Ok(());
         }
         // No CPU may use a new permission while another still uses an old one.
         let both = !before.contains(prot) && !prot.contains(before);
         let state = if both { State::WriteLocked } else { State::Unlocked };
         self.step(part.with_neighbours(), |step| {
-            let (mut area, root) = step.take_known(part, vma)?;
-            debug_assert_eq!(area.range, part, "claimed pages remain in one VMA");
-            (area.prot, area.flags) = (prot, flags);
+            let mut piece = step.take_known(part, vma)?;
+            debug_assert_eq!(piece.range, part, "claimed pages remain in one VMA");
+            (piece.attributes.prot, piece.attributes.flags) = (prot, flags);
             // If no page or tree was ever made under a promise of memory, the promise can be taken
             // back. With an object, Linux keeps the promise.
-            let never_written = area.is_private() && area.memory.is_anonymous() && root.is_none();
+            let never_written = piece.attributes.is_private()
+                && piece.attributes.memory.is_anonymous()
+                && piece.root.is_none();
             if !prot.contains(Prot::WRITE) && never_written {
-                area.flags -= VmaFlags::ACCOUNT;
+                piece.attributes.flags -= VmaFlags::ACCOUNT;
             }
-            step.replace(part, Piece { area, root }, state)
+            step.replace(part, piece, state)
         })?;
         if prot != before {
             self.protect_pages(part, prot);

@@ -1,10 +1,11 @@
 //! Listings of a space: its VMAs, its counts, and its present pages.
 
 use super::Space;
+use super::area::{Area, PageSource, Prot, VmaFlags};
 use super::brk::bounds::Heap;
 use super::merge::{merge_later, roots_merge};
 use super::pages::{Leaf, each_entry, each_leaf};
-use super::vma::{Area, PageSource, Prot, Vma, VmaFlags};
+use super::vma::Vma;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
 use crate::error::{Errno, Error};
 use crate::machine::{CpuId, Machine};
@@ -188,20 +189,20 @@ impl<M: Machine> Space<M> {
         // SAFETY: VMAs in a view live as long as the section.
         let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
         while let Some(mut vma) = vmas.next() {
-            let (mut range, mut root) = (vma.area.range, vma.anon_vma.peek());
+            let (mut range, mut root) = (vma.range(), vma.anon_vma.get());
             // The listing already merges VMAs that a writer keeps apart until the entries are
             // changed.
             let changing = is_changing(vma, vmas.clone());
             let one = |vma: &Vma, root, next: &Vma| {
-                changing && merge_later(vma, next) && roots_merge(root, next.anon_vma.peek())
+                changing && merge_later(vma, next) && roots_merge(root, next.anon_vma.get())
             };
             while let Some(next) = vmas.next_if(|next| one(vma, root, next)) {
-                range.end = next.area.range.end;
-                root = root.or_else(|| next.anon_vma.peek());
+                range.end = next.end();
+                root = root.or_else(|| next.anon_vma.get());
                 vma = next;
             }
-            let offset = vma.area.offset - (vma.area.range.start - range.start) / PAGE_SIZE;
-            tell(self.describe(cpu, &Area { range, offset, ..vma.area.clone() }, heap));
+            let offset = vma.index_of(range.start);
+            tell(self.describe(cpu, Area { range, offset, ..vma.area() }, heap));
         }
     }
 
@@ -214,7 +215,7 @@ impl<M: Machine> Space<M> {
         &self,
         cpu: &Cpu<'_, M>,
         range: VirtRange,
-        mut tell: impl FnMut(&Area) -> bool,
+        mut tell: impl FnMut(Area<'_>) -> bool,
     ) {
         let section = self.section(cpu);
         if range.end <= range.start {
@@ -222,13 +223,13 @@ impl<M: Machine> Space<M> {
         }
         for entry in self.view(cpu, &section).iter_from(range.start) {
             // SAFETY: VMAs in a view live as long as the section.
-            if entry.start >= range.end || !tell(unsafe { &entry.value.as_ref().area }) {
+            if entry.start >= range.end || !tell(unsafe { entry.value.as_ref() }.area()) {
                 return;
             }
         }
     }
 
-    fn describe(&self, cpu: &Cpu<'_, M>, area: &Area, heap: Heap) -> AreaInfo {
+    fn describe(&self, cpu: &Cpu<'_, M>, area: Area<'_>, heap: Heap) -> AreaInfo {
         let (mut resident, mut zero, mut huge, mut swapped) = (0, 0, 0, 0);
         // SAFETY: the caller is in a grace section.
         unsafe {
@@ -243,7 +244,7 @@ impl<M: Machine> Space<M> {
             });
         }
         let grows = area.flags.contains(VmaFlags::GROWSDOWN);
-        let tag = match &area.memory {
+        let tag = match area.memory {
             PageSource::Anonymous => 0,
             PageSource::Object(object) => object.tag(),
             PageSource::Device { tag, .. } => *tag,
@@ -255,7 +256,7 @@ impl<M: Machine> Space<M> {
             flags: area.flags,
             offset: if area.memory.is_anonymous() { 0 } else { area.offset << PAGE_SHIFT },
             tag,
-            name: match &area.memory {
+            name: match area.memory {
                 PageSource::Object(_) if tag == 0 => "/dev/zero (deleted)",
                 PageSource::Anonymous if grows => "[stack]",
                 PageSource::Anonymous if in_heap => "[heap]",
@@ -353,11 +354,11 @@ impl<M: Machine> Space<M> {
             return swap.is_some_and(|swap| swap.object().has_page(cpu, swapped.slot()));
         }
         let in_object = || {
-            let index = vma.area.index_of(addr);
-            vma.area.memory.object().is_some_and(|object| object.has_page(cpu, index))
+            let index = vma.index_of(addr);
+            vma.memory().object().is_some_and(|object| object.has_page(cpu, index))
         };
         // As on Linux, device memory is not in core.
-        !vma.area.memory.is_device() && (present || in_object())
+        !vma.memory().is_device() && (present || in_object())
     }
 
     /// Returns whether VMAs, which may differ, map each byte of `range`. An empty or reversed range
@@ -382,9 +383,9 @@ impl<M: Machine> Space<M> {
     /// A waiter for a change of shared memory, such as a futex, is found by this pair. The pair is
     /// meaningless once the object has no mapping and no reference.
     pub fn shared_place(&self, cpu: &Cpu<'_, M>, addr: u64) -> Option<(u64, u64)> {
-        self.with_vma(cpu, addr, |Vma { area, .. }| {
-            let object = area.memory.object().filter(|_| !area.is_private())?;
-            let offset = (area.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
+        self.with_vma(cpu, addr, |vma| {
+            let object = vma.memory().object().filter(|_| !vma.is_private())?;
+            let offset = (vma.index_of(addr) << PAGE_SHIFT) | (addr & (PAGE_SIZE - 1));
             Some((object.id(), offset))
         })
     }

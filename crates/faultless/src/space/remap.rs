@@ -1,14 +1,15 @@
 //! `mremap`: shrinks a mapping, grows it in place, or moves it with its pages.
 
 use super::Space;
+use super::area::VmaFlags;
 use super::lock::MemoryLock;
 use super::made::State;
-use super::merge::{Piece, agree, range_later};
+use super::merge::range_later;
 use super::pages::{Leaf, each_leaf};
 use super::place::Places;
 use super::unmap::with_tables;
 use super::versions::Versions;
-use super::vma::{Vma, VmaFlags};
+use super::vma::{Piece, Vma};
 use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtRange, is_page_aligned, page_up};
@@ -182,7 +183,7 @@ impl Request {
             let entry = view.at(addr).filter(|_| unlocks)?;
             // SAFETY: VMAs in a view live as long as the section.
             let vma = unsafe { entry.value.as_ref() };
-            (vma.area.lock() != MemoryLock::No).then(|| range_later(*view, vma))
+            (vma.area().lock() != MemoryLock::No).then(|| range_later(*view, vma))
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
         let old = ends.into_iter().flatten().fold(old, VirtRange::hull);
@@ -299,10 +300,9 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// mapped.
     fn grow_up(&self, old: VirtRange, to: VirtRange) -> Result<(), Errno> {
         self.step(old.hull(to).with_neighbours(), |step| {
-            let (mut area, root) = step.take(old)?;
-            area.offset += old.pages();
-            area.range = VirtRange::new(old.end, to.end);
-            step.replace(area.range, Piece { area, root }, State::Unlocked)
+            let more = VirtRange::new(old.end, to.end);
+            let piece = Piece { range: more, ..step.take(old)? };
+            step.replace(more, piece, State::Unlocked)
         })
     }
 
@@ -335,7 +335,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// Returns the errors that Linux returns after finding the VMA.
     fn check_resize(&self, request: &Request) -> Result<(), Errno> {
         let Request { old, new_len, .. } = *request;
-        let area = &self.vma_at(old.start).ok_or(Errno::EFAULT)?.area;
+        let area = self.vma_at(old.start).ok_or(Errno::EFAULT)?.area();
         if old.is_empty() && area.is_private() {
             return Err(Errno::EINVAL);
         }
@@ -429,7 +429,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     fn clear_gaps(&self, range: VirtRange) {
         let mut at = range.start;
         while at < range.end {
-            let next = self.vmas(VirtRange::new(at, range.end)).next().map(|vma| vma.area.range);
+            let next = self.vmas(VirtRange::new(at, range.end)).next().map(|vma| vma.range());
             let gap = VirtRange::new(at, next.map_or(range.end, |next| next.start.max(at)));
             if !gap.is_empty() {
                 self.clear(gap, None);
@@ -581,38 +581,35 @@ fn replace_both<M: Machine>(
     let view = step.view();
     // SAFETY: VMAs in a view live as long as the section.
     let vma = view.at(old.start).map(|entry| unsafe { entry.value.as_ref() });
-    let all = vma.map_or(old, |vma| vma.area.range);
+    let all = vma.map_or(old, Vma::range);
     let is_part =
         vma.is_some_and(|vma| range_later(view, vma) != old) && !lost(Mutant::RenewsParts);
-    let (mut area, root) =
-        if old.is_empty() { (step.look(first)?, None) } else { step.take(first)? };
-    if area.memory.is_anonymous() && root.is_none() {
-        // Without any store so far, the mapping takes the offset of a new mapping there.
-        area.offset = new.start >> PAGE_SHIFT;
-    }
-    area.range = new;
+    let mut piece =
+        if old.is_empty() { Piece { root: None, ..step.look(first)? } } else { step.take(first)? };
+    // Without any store so far, the mapping takes the offset of a new mapping there.
+    let is_new = piece.attributes.memory.is_anonymous() && piece.root.is_none();
+    let offset = if is_new { new.start >> PAGE_SHIFT } else { piece.area().offset };
+    piece.move_to(new, offset);
     if keep {
         // A whole VMA that stays is like a new VMA. As on Linux, none of the VMA stays locked, even
         // if only a part moves, or if the moved part merges with the rest.
-        let locked = area.lock() != MemoryLock::No;
+        let locked = piece.area().lock() != MemoryLock::No;
         let mut stays = step.look(if locked { all } else { old })?;
-        let meets = |at| agree(&stays, &area, at);
-        if locked
-            && (all.end == new.start && meets(new.start) || new.end == all.start && meets(new.end))
-        {
-            area.flags -= VmaFlags::ANY_LOCK;
+        let alike = stays.attributes.agree(&piece.attributes);
+        if locked && alike && (all.end == new.start || new.end == all.start) {
+            piece.attributes.flags -= VmaFlags::ANY_LOCK;
         }
-        stays.flags -= VmaFlags::ANY_LOCK;
+        stays.attributes.flags -= VmaFlags::ANY_LOCK;
         if stays.range == all {
-            step.renew(stays, root.clone().filter(|_| is_part))?;
+            step.renew(Piece { root: piece.root.filter(|_| is_part), ..stays })?;
         } else {
-            let piece = Piece { area: stays, root: root.clone() };
-            step.replace(old, Some(piece), State::WriteLocked)?;
+            let stays = Piece { root: piece.root, ..stays };
+            step.replace(old, Some(stays), State::WriteLocked)?;
         }
     } else if !old.is_empty() {
         step.replace(old, None, State::Unlocked)?;
     }
-    step.replace(new, Some(Piece { area, root }), State::WriteLocked)
+    step.replace(new, Some(piece), State::WriteLocked)
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -60,7 +60,7 @@ impl<M: Machine> Space<M> {
             };
             let goes = |entry: Entry| copies == PrivateCopies::Drop || of_object(entry);
             for vma in visit.vmas(hull) {
-                if let Some(range) = vma.area.shows(object, &pages) {
+                if let Some(range) = vma.area().shows(object, &pages) {
                     visit.discard(range.intersect(hull), None, goes);
                 }
             }
@@ -91,6 +91,6 @@ impl<M: Machine> Visit<'_, '_, M> {
 fn hull_in(view: View<'_, Vma>, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
     view.iter_from(0)
         // SAFETY: VMAs in a view live as long as the section.
-        .filter_map(|entry| unsafe { entry.value.as_ref() }.area.shows(object, pages))
+        .filter_map(|entry| unsafe { entry.value.as_ref() }.area().shows(object, pages))
         .reduce(VirtRange::hull)
 }

@@ -53,14 +53,12 @@
 
 use super::alone::Alone;
 use super::made::State;
-use super::merge::Piece;
 use super::versions::Versions;
-use super::vma::{Area, Vma};
+use super::vma::{Piece, Vma};
 use super::write::{Refused, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::SharedAnonVma;
 use crate::space::tree::{EVERYWHERE, View};
 
 /// An atomic change of VMAs, which takes effect completely or not at all.
@@ -171,16 +169,13 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
         }
     }
 
-    /// Returns the area of `range`, as its VMA has the area, and the VMA's anon_vma. From now on no
-    /// fault sets another anon_vma. `range` must be claimed, and must be replaced next.
+    /// Returns `range` as its VMA has it. From now on no fault sets another anon_vma. `range` must be
+    /// claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
     #[inline(always)]
-    pub(super) fn take(
-        &mut self,
-        range: VirtRange,
-    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
+    pub(super) fn take(&mut self, range: VirtRange) -> Result<Piece, Refused> {
         match self {
             Self::Alone(step) => step.take(range),
             Self::Versions(step) => step.take(range),
@@ -193,11 +188,7 @@ impl<M: Machine> Step<'_, '_, '_, '_, M> {
     /// # Errors
     /// As [`take`](Self::take).
     #[inline(always)]
-    pub(super) fn take_known(
-        &mut self,
-        range: VirtRange,
-        vma: &Vma,
-    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
+    pub(super) fn take_known(&mut self, range: VirtRange, vma: &Vma) -> Result<Piece, Refused> {
         match self {
             Self::Alone(_) => Ok(vma.part(range)),
             Self::Versions(step) => step.take(range),

@@ -5,15 +5,13 @@
 
 use super::made::{Made, State, make_vma};
 use super::merge::{
-    Neighbour, Piece, agree, join, merge_later, mergeable_anon_vma, roots_merge, seal_group,
-    unseal_group,
+    Neighbour, join, merge_later, mergeable_anon_vma, roots_merge, seal_group, unseal_group,
 };
-use super::vma::{Area, Vma};
+use super::vma::{Piece, Vma};
 use super::write::{Refused, UnderChange, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::rmap::{AnonVma, AnonVmaRef, SharedAnonVma};
 use crate::space::tree::{Edit, Entry, Parting, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
@@ -86,15 +84,12 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         self.edit.view()
     }
 
-    /// The area of `range`, as its VMA has it, and the VMA's anon_vma; from now on no fault sets
-    /// another one. `range` must be claimed, and must be replaced next.
+    /// Returns `range` as its VMA has it. From now on no fault sets another anon_vma. `range` must be
+    /// claimed, and must be replaced next.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
-    pub(super) fn take(
-        &mut self,
-        range: VirtRange,
-    ) -> Result<(Area, Option<SharedAnonVma>), Refused> {
+    pub(super) fn take(&mut self, range: VirtRange) -> Result<Piece, Refused> {
         let entry = self.edit.own().at(range.start).ok_or(Errno::EFAULT)?;
         let vma = vma(entry);
         let hull = &mut self.hulls[self.replaced.min(1)];
@@ -103,13 +98,13 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(vma.part(range))
     }
 
-    /// The area of `range`, as its VMA has it. `range` must be claimed.
+    /// Returns `range` as its VMA has it. `range` must be claimed.
     ///
     /// # Errors
     /// `EFAULT`: nothing is mapped there.
-    pub(super) fn look(&self, range: VirtRange) -> Result<Area, Refused> {
+    pub(super) fn look(&self, range: VirtRange) -> Result<Piece, Refused> {
         let entry = self.edit.own().at(range.start).ok_or(Errno::EFAULT)?;
-        Ok(vma(entry).area.part(range))
+        Ok(vma(entry).part(range))
     }
 
     /// See [`Step::replace`].
@@ -146,9 +141,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         if entry.is_none_or(|entry| is_busy(self.writing, &self.made, hull, entry)) {
             return Ok(());
         }
-        let (area, root) = self.take(range)?;
+        let piece = self.take(range)?;
         let whole = entry.map(vma);
-        self.replace_anywhere(range, Some(Piece { area, root }), State::Unlocked, whole)
+        self.replace_anywhere(range, Some(piece), State::Unlocked, whole)
     }
 
     /// [`replace`](Self::replace) of any range. If `range` is exactly the VMA `whole`, it merges
@@ -169,7 +164,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         // Whether a merge with the VMA at either end was deferred.
         let mut deferred = [false; 2];
         let like =
-            |vma: &Vma, at| piece.as_ref().is_some_and(|new| agree(&vma.area, &new.area, at));
+            |vma: &Vma| piece.as_ref().is_some_and(|new| vma.attributes.agree(&new.attributes));
         let Self { writing, edit, made, hulls, .. } = self;
         let hull = &mut hulls[self.replaced.min(1)];
         let view = edit.view();
@@ -179,8 +174,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         {
             let (vma, own) = (vma::<'w>(entry), entry.range());
             let (low, high) = (own.start < range.start, own.end > range.end);
-            let (mut like_low, mut like_high) =
-                (low && like(vma, range.start), high && like(vma, range.end));
+            let (mut like_low, mut like_high) = (low && like(vma), high && like(vma));
             if let Some(whole) = whole {
                 like_low &= merge_later(vma, whole);
                 like_high &= merge_later(whole, vma);
@@ -196,9 +190,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
                         // They merge when that is finished.
                         continue;
                     }
-                    let root = vma.anon_vma.peek();
-                    let own = piece.as_ref().and_then(|new| new.root.as_ref()).map(AnonVmaRef::of);
-                    let other = |low: &Vma| !roots_merge(low.anon_vma.peek(), root);
+                    let root = vma.anon_vma.get();
+                    let own = piece.as_ref().and_then(|new| new.root);
+                    let other = |low: &Vma| !roots_merge(low.anon_vma.get(), root);
                     if !roots_merge(root, own) || (high && alike_below.is_some_and(other)) {
                         // These never merge.
                         continue;
@@ -244,7 +238,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
             let groups = alike.map(|vma| vma.filter(merge_later));
             groups.into_iter().flatten().for_each(|vma| seal_group(view, vma));
             let joins = join(piece, alike_below, alike_above, adopt);
-            let root = piece.root.as_ref().map(AnonVmaRef::of).filter(|_| adopt);
+            let root = piece.root.filter(|_| adopt);
             for (vma, joins) in groups.into_iter().zip(joins) {
                 if let Some(vma) = vma {
                     unseal_group(view, vma, root.filter(|_| joins));
@@ -270,18 +264,17 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         if let Some(below) = below {
             taken = taken.hull(self.keep_rest(below, range, VirtRange::new(0, range.start))?);
         }
-        if let Some(Piece { mut area, root }) = piece {
+        if let Some(mut piece) = piece {
             if let Some(vma) = lower {
-                area.offset = vma.area.offset;
-                area.range.start = vma.area.range.start;
+                piece.range.start = vma.start();
                 later[0] = vma.merges.below();
             }
             if let Some(vma) = upper {
-                area.range.end = vma.area.range.end;
+                piece.range.end = vma.end();
                 later[1] = vma.merges.above();
             }
-            taken = taken.hull(area.range);
-            self.make(area, root, state, later)?;
+            taken = taken.hull(piece.range);
+            self.make(piece, state, later)?;
         }
         if let Some(above) = above {
             let outside = VirtRange::new(range.end, u64::MAX);
@@ -319,15 +312,15 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         outside: VirtRange,
     ) -> Result<VirtRange, Refused> {
         let Neighbour { vma, root, .. } = beside;
-        let own = vma.area.range;
+        let own = vma.range();
         if own.overlaps(range) {
-            let (state, part) = (self.state_of(vma), vma.area.part(outside));
+            let (state, part) = (self.state_of(vma), Piece { root, ..vma.part(outside) });
             // At the cut, the new neighbour records whether they merge.
             let merges = [
                 vma.merges.below() && part.range.start == own.start,
                 vma.merges.above() && part.range.end == own.end,
             ];
-            self.make(part, root.map(AnonVmaRef::get), state, merges)?;
+            self.make(part, state, merges)?;
             return Ok(own);
         }
         let vma_at = NonNull::from(vma);
@@ -341,21 +334,10 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// Makes a VMA, which must be put into the tree next. `merges`: with which neighbours, below
     /// and above, it merges later. If it is write-locked it is under change.
     #[inline(always)]
-    fn make(
-        &mut self,
-        area: Area,
-        root: Option<SharedAnonVma>,
-        state: State,
-        merges: [bool; 2],
-    ) -> Result<(), Refused> {
+    fn make(&mut self, piece: Piece, state: State, merges: [bool; 2]) -> Result<(), Refused> {
         // No box from here on: moving a box asserts that no other pointer to its contents exists.
-        let vma = NonNull::from(Box::leak(make_vma(
-            area,
-            &self.writing.space.core,
-            root,
-            state,
-            merges,
-        )?));
+        let vma =
+            NonNull::from(Box::leak(make_vma(piece, &self.writing.space.core, state, merges)?));
         self.made.add(vma);
         if state == State::WriteLocked {
             let changing = self.changing.get_or_insert_default();
@@ -374,17 +356,16 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`; the step is over.
     pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
-        let gap = VirtRange::new(addr, stack);
-        let (entry, (_, sealed)) = (self.edit.own().at(stack), self.take(VirtRange::page(stack))?);
-        let Some(Vma { area: own, merges, .. }) = entry.map(vma) else { return Ok(()) };
+        let (entry, sealed) = (self.edit.own().at(stack), self.take(VirtRange::page(stack))?.root);
+        let Some(own) = entry.map(vma) else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it
         // merges later.
         let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
-        let root = root.map_or_else(|| AnonVma::try_new(false), Ok)?;
-        let range = VirtRange::new(addr, own.range.end);
-        let more = Area { range, offset: own.offset - gap.pages(), ..Area::clone(own) };
+        let root = root.unwrap_or_else(|| self.writing.cpu.make_anon_vma(false));
+        let range = VirtRange::new(addr, own.end());
+        let more = Piece { range, root: Some(root), ..own.part(own.range()) };
         let first = self.made.used;
-        self.make(more, Some(root), State::Unlocked, [false, merges.above()])?;
+        self.make(more, State::Unlocked, [false, own.merges.above()])?;
         self.separate(addr, true);
         self.put(range, first)
     }
@@ -394,13 +375,13 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     ///
     /// # Errors
     /// `ENOMEM`; the step is over.
-    pub(super) fn renew(&mut self, area: Area, root: Option<SharedAnonVma>) -> Result<(), Refused> {
-        let range = area.range;
+    pub(super) fn renew(&mut self, piece: Piece) -> Result<(), Refused> {
+        let range = piece.range;
         self.check_claim(range);
         let first = self.made.used;
         let merges =
             self.edit.own().at(range.start).map_or([false; 2], |entry| vma(entry).merges.get());
-        self.make(area, root, State::WriteLocked, merges)?;
+        self.make(piece, State::WriteLocked, merges)?;
         self.put(range, first)
     }
 
@@ -413,7 +394,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         let Self { writing, edit, made, old, changing, .. } = self;
         for value in made.vmas[first..made.used].iter().copied().flatten() {
             // SAFETY: made just now.
-            let range = unsafe { value.as_ref() }.area.range;
+            let range = unsafe { value.as_ref() }.range();
             entries[count] = Entry { start: range.start, end: range.end, value };
             count += 1;
         }
@@ -539,11 +520,11 @@ impl<M: Machine> super::Space<M> {
 #[cold]
 fn forget_merge(view: View<'_, Vma>, at: u64) {
     let near = |addr| view.at(addr).map(vma);
-    if let Some(upper) = near(at).filter(|upper| upper.area.range.start == at) {
+    if let Some(upper) = near(at).filter(|upper| upper.start() == at) {
         upper.merges.set_below(false);
     }
     let below = at.checked_sub(1).and_then(near);
-    if let Some(lower) = below.filter(|lower| lower.area.range.end == at) {
+    if let Some(lower) = below.filter(|lower| lower.end() == at) {
         lower.merges.set_above(false);
     }
 }
@@ -558,7 +539,7 @@ fn is_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
 
 #[cold]
 fn has_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
-    let own = vma.area.range;
+    let own = vma.range();
     let near = |addr| view.at(addr).map(self::vma);
     let below = own.start.checked_sub(1).filter(|_| low).and_then(near);
     let above = near(own.end).filter(|_| high);

@@ -6,255 +6,28 @@
 //! freed after a grace period. So a fault never sees half a change in a VMA's fields. The
 //! [owner](crate::sync::owner) of a space changes the bounds of a VMA in place, since no other CPU
 //! reads the VMA.
+//!
+//! A VMA stores the page offset that its memory would have at address 0. So growth and cuts change
+//! the bounds alone.
 
+use super::area::{Area, PageSource, Prot, VmaFlags};
 use super::baseline::VmaLock;
 use crate::addr::{PAGE_SHIFT, VirtRange};
-use crate::file::Object;
-use crate::heap::Shared;
 use crate::rmap::mapping::Listed;
-use crate::rmap::{AnonVmaSlot, SharedAnonVma};
-use crate::sync::atomic::{AtomicU8, Ordering};
+use crate::rmap::{AnonVma, AnonVmaSlot};
+use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
-use crate::table::format::CacheMode;
-use bitflags::bitflags;
-use core::cell::UnsafeCell;
 use core::fmt;
-use core::ops::{Deref, Range};
 
 /// The kind of a VMA that waits for a grace period to end.
 pub(crate) const RETIRE_VMA: u8 = 2;
 
-bitflags! {
-    /// What a program may do with a page: Linux's `PROT_*`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct Prot: u32 {
-        /// Loads.
-        const READ = 1;
-        /// Stores.
-        const WRITE = 2;
-        /// Instruction fetches.
-        const EXEC = 4;
-        /// `mprotect` only: extend down to the start of a growing VMA.
-        const GROWSDOWN = 0x0100_0000;
-        /// `mprotect` only: extend up to the end of an upward-growing VMA.
-        const GROWSUP = 0x0200_0000;
-    }
-}
-
-impl Prot {
-    /// Loads and stores.
-    pub const RW: Self = Self::READ.union(Self::WRITE);
-    /// Loads, stores and instruction fetches. (`Prot::all()` also has the two flags that only
-    /// `mprotect` accepts.)
-    pub const RWX: Self = Self::RW.union(Self::EXEC);
-}
-
-bitflags! {
-    /// How a VMA behaves, beyond its protection.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct VmaFlags: u32 {
-        /// All mappings of the same object show the stores.
-        const SHARED = 1 << 0;
-        /// Grows downwards on faults just below.
-        const GROWSDOWN = 1 << 1;
-        /// Memory is promised for the pages.
-        const ACCOUNT = 1 << 2;
-        /// Mapped with `MAP_NORESERVE`.
-        const NORESERVE = 1 << 3;
-        /// Absent in forked children.
-        const DONTFORK = 1 << 4;
-        /// Empty in forked children.
-        const WIPEONFORK = 1 << 5;
-        /// `MADV_RANDOM`.
-        const RANDOM = 1 << 6;
-        /// `MADV_SEQUENTIAL`.
-        const SEQUENTIAL = 1 << 7;
-        /// `MADV_HUGEPAGE`.
-        const HUGEPAGE = 1 << 8;
-        /// `MADV_NOHUGEPAGE`.
-        const NOHUGEPAGE = 1 << 9;
-        /// A shared mapping of a file that was not opened for writing, which stays read-only.
-        const NOWRITE = 1 << 10;
-        /// `mlock`: the pages stay in memory.
-        const LOCKED = 1 << 11;
-        /// `MLOCK_ONFAULT`, with [`LOCKED`](Self::LOCKED): each page stays in memory after its
-        /// fault.
-        const LOCK_ON_FAULT = 1 << 12;
-        /// All flags of memory locking.
-        const ANY_LOCK = Self::LOCKED.bits() | Self::LOCK_ON_FAULT.bits();
-        /// The policy [`Preferred`](super::MemPolicy::Preferred), or with no node `Local`.
-        const PREFERRED = 1 << 13;
-        /// The policy [`Interleave`](super::MemPolicy::Interleave).
-        const INTERLEAVE = 1 << 14;
-        /// The policy, with a bit for each of the nodes 0 to 7.
-        const POLICY = Self::PREFERRED.bits() | Self::INTERLEAVE.bits() | 0xff << Self::NODES_SHIFT;
-    }
-}
-
-impl VmaFlags {
-    /// The position of the first bit of the nodes.
-    pub(super) const NODES_SHIFT: u32 = 16;
-}
-
-/// The properties of a VMA that stay the same while the VMA lives.
-#[derive(Clone, Debug)]
-pub struct Area {
-    /// The addresses.
-    pub range: VirtRange,
-    /// What programs may do with the pages.
-    pub prot: Prot,
-    /// How the VMA behaves.
-    pub flags: VmaFlags,
-    /// Page offset of the first page: into the object; the frame number of device memory; or for
-    /// private anonymous memory the number of the page at its first mapping.
-    pub offset: u64,
-    /// The source of the pages.
-    pub memory: PageSource,
-}
-
-/// The source of the pages of a VMA.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum PageSource {
-    /// Private anonymous memory: zeros.
-    Anonymous,
-    /// A memory object, or private copies of its pages.
-    Object(Shared<Object>),
-    /// A fixed range of physical memory outside the subsystem
-    /// ([`Space::mmap_device`](crate::Space::mmap_device)).
-    Device {
-        /// How CPUs cache the memory.
-        cache: CacheMode,
-        /// The kernel's tag of the device.
-        tag: u64,
-    },
-}
-
-impl PageSource {
-    /// Returns whether this is private anonymous memory.
-    #[inline(always)]
-    pub const fn is_anonymous(&self) -> bool {
-        matches!(self, Self::Anonymous)
-    }
-
-    /// Returns whether this is device memory.
-    #[inline]
-    pub const fn is_device(&self) -> bool {
-        matches!(self, Self::Device { .. })
-    }
-
-    /// Returns the object, if there is one.
-    #[inline]
-    pub const fn object(&self) -> Option<&Shared<Object>> {
-        if let Self::Object(object) = self { Some(object) } else { None }
-    }
-
-    /// Returns the object, if there is one, for the caller to [release](Object::release).
-    #[must_use]
-    pub fn into_object(self) -> Option<Shared<Object>> {
-        if let Self::Object(object) = self { Some(object) } else { None }
-    }
-
-    /// Returns whether pages of the same number are the same in both.
-    #[inline(always)]
-    fn same(&self, other: &Self) -> bool {
-        if self.is_anonymous() { other.is_anonymous() } else { self.same_object(other) }
-    }
-
-    #[inline(never)]
-    fn same_object(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Object(a), Self::Object(b)) => a.same(b),
-            (Self::Device { cache, tag }, Self::Device { cache: other, tag: its }) => {
-                cache == other && tag == its
-            }
-            _ => false,
-        }
-    }
-}
-
-impl Area {
-    /// Returns the part of this area inside `range`, which must overlap the area.
-    #[must_use]
-    pub fn part(&self, range: VirtRange) -> Self {
-        let range = self.range.intersect(range);
-        let skipped = (range.start - self.range.start) >> PAGE_SHIFT;
-        Self { range, offset: self.offset + skipped, ..self.clone() }
-    }
-
-    /// Moves the start of the area to `start`, below its end. The pages in the area keep their page
-    /// offsets.
-    pub(crate) const fn move_start(&mut self, start: u64) {
-        // Downwards the difference wraps around, and so does the sum.
-        let moved = start.wrapping_sub(self.range.start).cast_signed() >> PAGE_SHIFT;
-        self.offset = self.offset.wrapping_add_signed(moved);
-        self.range.start = start;
-    }
-
-    /// Returns the page offset of the page at `addr`, which must be in the area.
-    #[inline]
-    pub const fn index_of(&self, addr: u64) -> u64 {
-        self.offset + ((addr - self.range.start) >> PAGE_SHIFT)
-    }
-
-    /// Returns whether the access in `prot` is allowed.
-    #[inline]
-    pub const fn allows(&self, prot: Prot) -> bool {
-        self.prot.contains(prot)
-    }
-
-    /// Returns the first form of the entries of the pages: stores are allowed if the CPU that maps
-    /// the page may store to the page. For a file with a store, the subsystem must learn of stores
-    /// to its pages, so the first store faults.
-    pub(crate) fn leaf(&self) -> Entry {
-        let leaf = Entry::template(self.allows(Prot::EXEC));
-        let leaf = match self.memory {
-            PageSource::Device { cache, .. } => leaf.special().cached(cache),
-            _ => leaf,
-        };
-        let shares = self.allows(Prot::WRITE) && !self.is_private();
-        let notes = || self.memory.object().is_some_and(|object| object.is_stored());
-        if shares && !notes() { leaf.writable() } else { leaf }
-    }
-
-    /// Returns the range in which the area shows the pages of `object` with the numbers `pages`, or
-    /// `None`.
-    pub(crate) fn shows(&self, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
-        // Counted in pages from the first page of the area.
-        let first = pages.start.saturating_sub(self.offset);
-        let end = pages.end.saturating_sub(self.offset).min(self.range.pages());
-        let addr = |page: u64| self.range.start + (page << PAGE_SHIFT);
-        let same = self.memory.object().is_some_and(|own| own.same(object));
-        (same && first < end).then(|| VirtRange::new(addr(first), addr(end)))
-    }
-
-    /// Returns whether the pages are private copies.
-    #[inline]
-    pub const fn is_private(&self) -> bool {
-        !self.flags.contains(VmaFlags::SHARED)
-    }
-
-    /// Returns whether `self`, directly below `next`, equals `next` in everything but the
-    /// protection and the reverse map.
-    pub fn resembles(&self, next: &Self) -> bool {
-        self.range.end == next.range.start && self.agrees(next, next.range.start)
-    }
-
-    /// Returns whether `self` and `other`, of which neither starts above `at`, have the same flags,
-    /// and the same page of the same memory at `at`.
-    pub fn agrees(&self, other: &Self, at: u64) -> bool {
-        self.flags == other.flags
-            && self.memory.same(&other.memory)
-            && self.index_of(at) == other.index_of(at)
-    }
-}
-
 /// A published VMA. On cache lines of its own: faults read the VMA all the time, and its neighbour
 /// on the heap may be another VMA that calls write.
 #[repr(C, align(64))]
-pub struct Vma {
+pub(crate) struct Vma {
     /// The link for the grace period; first, so that a link and its VMA have the same address.
     pub(crate) retire: RetireLink,
     /// Odd while a writer changes the VMA, and for ever after a replacement.
@@ -267,17 +40,221 @@ pub struct Vma {
     pub(crate) leaf: Entry,
     pub(crate) merges: Merges,
     /// The link by which reclaim finds the VMA, if it maps an object, or is locked. Before the
-    /// area, which keeps the object longer.
+    /// memory, which keeps the object longer.
     pub(crate) mapping: Option<Listed>,
-    /// The properties.
-    pub area: InPlace<Area>,
+    start: AtomicU64,
+    end: AtomicU64,
+    pub(super) attributes: Attributes,
 }
 
 impl Vma {
-    /// Returns the area of `range`, a part of this VMA, and the anon_vma.
+    /// Returns an unlocked VMA of `piece`, which reclaim finds by `mapping`.
     #[inline(always)]
-    pub(super) fn part(&self, range: VirtRange) -> (Area, Option<SharedAnonVma>) {
-        (self.area.part(range), self.anon_vma.get())
+    pub(super) fn new(piece: Piece, merges: [bool; 2], mapping: Option<Listed>) -> Self {
+        let leaf = piece.attributes.leaf();
+        let Piece { range, attributes, root } = piece;
+        Self {
+            retire: RetireLink::new(RETIRE_VMA),
+            sequence: Sequence::new(),
+            lock: VmaLock::default(),
+            anon_vma: AnonVmaSlot::new(root),
+            leaf,
+            merges: Merges::new(merges),
+            mapping,
+            start: AtomicU64::new(range.start),
+            end: AtomicU64::new(range.end),
+            attributes,
+        }
+    }
+
+    /// Returns the address of the first page.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> u64 {
+        self.start.load(Ordering::Acquire)
+    }
+
+    /// Returns the address behind the last page.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> u64 {
+        self.end.load(Ordering::Acquire)
+    }
+
+    /// Returns the addresses.
+    #[inline(always)]
+    pub(crate) fn range(&self) -> VirtRange {
+        VirtRange::new(self.start(), self.end())
+    }
+
+    /// Moves the first page to `start`. The other pages keep their page offsets. The caller owns
+    /// the space.
+    #[inline(always)]
+    pub(super) fn set_start(&self, start: u64) {
+        self.start.store(start, Ordering::Release);
+        self.resized();
+    }
+
+    /// Moves the end to `end`. The caller owns the space.
+    #[inline(always)]
+    pub(super) fn set_end(&self, end: u64) {
+        self.end.store(end, Ordering::Release);
+        self.resized();
+    }
+
+    /// Lets reclaim know where a locked VMA lies now.
+    #[inline(always)]
+    fn resized(&self) {
+        if let Some(mapping) = &self.mapping {
+            mapping.resize(self.range());
+        }
+    }
+
+    /// Returns what programs may do with the pages.
+    #[inline(always)]
+    pub(crate) const fn prot(&self) -> Prot {
+        self.attributes.prot
+    }
+
+    /// Returns how the VMA behaves.
+    #[inline(always)]
+    pub(crate) const fn flags(&self) -> VmaFlags {
+        self.attributes.flags
+    }
+
+    /// Returns the source of the pages.
+    #[inline(always)]
+    pub(crate) const fn memory(&self) -> &PageSource {
+        &self.attributes.memory
+    }
+
+    /// Takes the source of the pages of a VMA that is about to be freed.
+    pub(crate) const fn take_memory(&mut self) -> PageSource {
+        core::mem::replace(&mut self.attributes.memory, PageSource::Anonymous)
+    }
+
+    /// Returns the properties.
+    #[inline(always)]
+    pub(crate) fn area(&self) -> Area<'_> {
+        self.attributes.at(self.range())
+    }
+
+    /// Returns the page offset of the page at `addr`, which must be in the VMA.
+    #[inline(always)]
+    pub(crate) const fn index_of(&self, addr: u64) -> u64 {
+        self.attributes.index_of(addr)
+    }
+
+    /// Returns whether the pages are private copies.
+    #[inline(always)]
+    pub(crate) const fn is_private(&self) -> bool {
+        self.attributes.is_private()
+    }
+
+    /// Returns a VMA to make with the part of this VMA inside `range`, which must overlap the VMA,
+    /// and with the same anon_vma.
+    #[inline(always)]
+    pub(super) fn part(&self, range: VirtRange) -> Piece {
+        let (range, attributes) = (self.range().intersect(range), self.attributes.clone());
+        Piece { range, attributes, root: self.anon_vma.get() }
+    }
+}
+
+impl fmt::Debug for Vma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vma").field("area", &self.area()).field("anon_vma", &self.anon_vma).finish()
+    }
+}
+
+/// What a VMA maps, and how: all of its properties that do not change with its bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Attributes {
+    pub(crate) prot: Prot,
+    pub(crate) flags: VmaFlags,
+    /// The page offset at address 0, modulo 2^64.
+    base: u64,
+    pub(crate) memory: PageSource,
+}
+
+impl Attributes {
+    /// Returns the page offset at `addr`.
+    #[inline(always)]
+    const fn index_of(&self, addr: u64) -> u64 {
+        self.base.wrapping_add(addr >> PAGE_SHIFT)
+    }
+
+    /// Returns the properties of a VMA at `range`.
+    #[inline(always)]
+    const fn at(&self, range: VirtRange) -> Area<'_> {
+        let Self { prot, flags, ref memory, .. } = *self;
+        Area { range, prot, flags, offset: self.index_of(range.start), memory }
+    }
+
+    /// Returns whether the pages are private copies.
+    #[inline(always)]
+    pub(super) const fn is_private(&self) -> bool {
+        !self.flags.contains(VmaFlags::SHARED)
+    }
+
+    /// Returns the first form of the entries of the pages: stores are allowed if the CPU that maps
+    /// the page may store to the page. For a file with a store, the subsystem must learn of stores
+    /// to its pages, so the first store faults.
+    fn leaf(&self) -> Entry {
+        let leaf = Entry::template(self.prot.contains(Prot::EXEC));
+        let leaf = match self.memory {
+            PageSource::Device { cache, .. } => leaf.special().cached(cache),
+            _ => leaf,
+        };
+        let shares = self.prot.contains(Prot::WRITE) && !self.is_private();
+        let notes = || self.memory.object().is_some_and(|object| object.is_stored());
+        if shares && !notes() { leaf.writable() } else { leaf }
+    }
+
+    /// Returns whether both are equal in everything but the protection: so adjacent VMAs show
+    /// consecutive pages of the same memory.
+    #[inline(always)]
+    pub(super) fn resemble(&self, other: &Self) -> bool {
+        self.flags == other.flags && self.base == other.base && self.memory.same(&other.memory)
+    }
+
+    /// Returns whether adjacent VMAs with both may be one VMA.
+    #[inline(always)]
+    pub(super) fn agree(&self, other: &Self) -> bool {
+        self.prot == other.prot && self.resemble(other)
+    }
+}
+
+/// A VMA to make.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(super) range: VirtRange,
+    pub(crate) attributes: Attributes,
+    pub(super) root: Option<AnonVma>,
+}
+
+impl Piece {
+    /// Returns a VMA to make at `range`, which shows the pages of `memory` starting at `offset`.
+    #[inline(always)]
+    pub(super) fn new(
+        range: VirtRange,
+        prot: Prot,
+        flags: VmaFlags,
+        offset: u64,
+        memory: PageSource,
+    ) -> Self {
+        let base = offset.wrapping_sub(range.start >> PAGE_SHIFT);
+        Self { range, attributes: Attributes { prot, flags, base, memory }, root: None }
+    }
+
+    /// Moves the piece to `range`, whose first page has the page offset `offset`.
+    #[inline(always)]
+    pub(super) fn move_to(&mut self, range: VirtRange, offset: u64) {
+        self.range = range;
+        self.attributes.base = offset.wrapping_sub(range.start >> PAGE_SHIFT);
+    }
+
+    /// Returns the properties.
+    #[inline(always)]
+    pub(crate) const fn area(&self) -> Area<'_> {
+        self.attributes.at(self.range)
     }
 }
 
@@ -325,81 +302,43 @@ impl Merges {
     }
 }
 
-/// A value that stays the same while a VMA is published, unless the [owner](crate::sync::owner) of
-/// its space changes the value.
-pub struct InPlace<T>(UnsafeCell<T>);
-
-// SAFETY: a shared value is only read, except in `change`, whose caller ensures that no CPU reads
-// the value during the change.
-unsafe impl<T: Sync> Sync for InPlace<T> {}
-
-impl<T> InPlace<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(UnsafeCell::new(value))
-    }
-
-    /// Changes a value that nothing else refers to.
-    pub(crate) const fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut()
-    }
-
-    /// Changes the value.
-    ///
-    /// # Safety
-    /// No other CPU reads the value during the change: the caller holds the space of the VMA as its
-    /// owner, or has the only reference to the VMA. This CPU has no reference to the value either.
-    pub(crate) unsafe fn change(&self, change: impl FnOnce(&mut T)) {
-        // SAFETY: the caller's promise.
-        change(unsafe { &mut *self.0.get() });
-    }
-}
-
-impl<T> Deref for InPlace<T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        // SAFETY: the caller of `change` ensures that no CPU reads the value during the change.
-        unsafe { &*self.0.get() }
-    }
-}
-
-impl fmt::Debug for Vma {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vma").field("area", &*self.area).field("anon_vma", &self.anon_vma).finish()
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
-    fn area(start: u64, end: u64) -> Area {
-        Area {
-            range: VirtRange::new(start << PAGE_SHIFT, end << PAGE_SHIFT),
-            prot: Prot::READ | Prot::WRITE,
-            flags: VmaFlags::ACCOUNT,
-            offset: start,
-            memory: PageSource::Anonymous,
-        }
+    fn piece(start: u64, end: u64, offset: u64) -> Piece {
+        let range = VirtRange::new(start << PAGE_SHIFT, end << PAGE_SHIFT);
+        Piece::new(range, Prot::RW, VmaFlags::ACCOUNT, offset, PageSource::Anonymous)
     }
 
     #[test]
     fn a_part_keeps_its_page_offsets() {
-        let whole = area(10, 20);
-        let part = whole.part(VirtRange::new(14 << PAGE_SHIFT, 30 << PAGE_SHIFT));
+        let vma = Vma::new(piece(10, 20, 3), [false; 2], None);
+        let part = vma.part(VirtRange::new(14 << PAGE_SHIFT, 30 << PAGE_SHIFT));
         assert_eq!(part.range, VirtRange::new(14 << PAGE_SHIFT, 20 << PAGE_SHIFT));
-        assert_eq!(part.offset, 14);
-        assert_eq!(part.index_of(15 << PAGE_SHIFT), whole.index_of(15 << PAGE_SHIFT));
+        assert_eq!(part.area().offset, 7);
+        assert_eq!(part.area().index_of(15 << PAGE_SHIFT), vma.index_of(15 << PAGE_SHIFT));
     }
 
     #[test]
-    fn only_like_neighbours_resemble() {
-        assert!(area(1, 2).resembles(&area(2, 3)));
-        assert!(!area(1, 2).resembles(&area(3, 4)), "a gap");
-        assert!(!area(1, 2).resembles(&Area { offset: 7, ..area(2, 3) }), "moved");
-        assert!(area(1, 2).resembles(&Area { prot: Prot::READ, ..area(2, 3) }));
-        let flags = VmaFlags::ACCOUNT | VmaFlags::DONTFORK;
-        assert!(!area(1, 2).resembles(&Area { flags, ..area(2, 3) }));
+    fn moved_bounds_keep_the_page_offsets() {
+        let vma = Vma::new(piece(10, 20, 3), [false; 2], None);
+        vma.set_start(8 << PAGE_SHIFT);
+        vma.set_end(25 << PAGE_SHIFT);
+        assert_eq!(vma.range(), VirtRange::new(8 << PAGE_SHIFT, 25 << PAGE_SHIFT));
+        assert_eq!((vma.area().offset, vma.index_of(10 << PAGE_SHIFT)), (1, 3));
+    }
+
+    #[test]
+    fn adjacent_vmas_with_consecutive_pages_agree() {
+        let [one, next, moved] = [piece(1, 2, 5), piece(2, 3, 6), piece(2, 3, 7)];
+        assert!(one.attributes.agree(&next.attributes));
+        assert!(!one.attributes.resemble(&moved.attributes), "moved");
+        let mut other = next.clone();
+        other.attributes.prot = Prot::READ;
+        assert!(!one.attributes.agree(&other.attributes));
+        assert!(one.attributes.resemble(&other.attributes));
+        other.attributes.flags |= VmaFlags::DONTFORK;
+        assert!(!one.attributes.resemble(&other.attributes));
     }
 }

@@ -10,8 +10,9 @@ use crate::frame::FrameMeta;
 use crate::frame::zeroed::RUN;
 use crate::machine::Machine;
 use crate::space::Space;
+use crate::space::area::PageSource;
 use crate::space::tree::{self, RETIRE_SHARD, RETIRE_TREE_NODE};
-use crate::space::vma::{PageSource, RETIRE_VMA, Vma};
+use crate::space::vma::{RETIRE_VMA, Vma};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Reclaim};
@@ -159,7 +160,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees a VMA that no reader can see, and releases its object, which is freed if this was the
     /// last use.
     pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
-        let memory = core::mem::replace(&mut vma.area.get_mut().memory, PageSource::Anonymous);
+        let memory = vma.take_memory();
         drop(vma);
         if let PageSource::Object(object) = memory {
             Object::release(object, self);

@@ -10,6 +10,7 @@ use crate::frame::zeroed::Supply;
 use crate::frame::{Bulk, Clean, Frame, Zeroed, folio};
 use crate::identity::Identity;
 use crate::machine::{CpuId, Machine, SpaceId};
+use crate::rmap::AnonVma;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::sync::grace::Section;
@@ -134,6 +135,13 @@ impl<'v, M: Machine> Cpu<'v, M> {
     #[inline(always)]
     pub(crate) fn count(&self, counter: Counter) {
         self.state().counts.add(counter, 1);
+    }
+
+    /// Makes an anon_vma: a new one of a space, or the replacement of a parent's anon_vma in a
+    /// forked child (`inherited`).
+    #[inline(always)]
+    pub(crate) fn make_anon_vma(&self, inherited: bool) -> AnonVma {
+        self.state.anon_vmas.make(self.id(), inherited)
     }
 
     /// Opens a grace section: objects that are reachable now stay readable until the section

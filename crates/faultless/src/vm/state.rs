@@ -4,6 +4,7 @@ use crate::error::OutOfMemory;
 use crate::file::PendingRead;
 use crate::machine::SpaceId;
 use crate::reclaim::holders::Holder;
+use crate::rmap::AnonVmas;
 use crate::rmap::walker::Walker;
 use crate::space::Apart;
 use crate::space::vma::Vma;
@@ -22,6 +23,8 @@ pub(crate) struct CpuState {
     /// The space that this CPU runs.
     pub(crate) resident: Resident,
     pub(crate) hint: Hint,
+    /// The anon_vmas made by this CPU.
+    pub(super) anon_vmas: AnonVmas,
     /// The number of frames freed by calls since the last zeroing of freed frames.
     pub(super) freed: Cell<usize>,
     /// VMAs removed by calls of this CPU as the owner of a space: only this CPU can reach these
@@ -71,6 +74,7 @@ impl CpuState {
             gather: Gather::try_new(frames)?,
             resident: Resident::default(),
             hint: Hint::default(),
+            anon_vmas: AnonVmas::default(),
             freed: Cell::new(0),
             gone: Cell::default(),
             shared_calls: Cell::new(0),

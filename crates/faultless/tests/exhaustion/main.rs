@@ -30,7 +30,7 @@ const FRAMES: u32 = 256;
 pub(crate) enum Left {
     /// No traces.
     Nothing,
-    /// Tables without pages, and an anon_vma without pages. A fault allocates these one after the
+    /// Tables without pages, and an anon_vma without pages. A fault makes these one after the
     /// other, and the next fault finds them.
     Ways,
     /// The same, and a file page which the fault has read from its store.

@@ -47,14 +47,14 @@ impl AreaSeen {
     }
 
     /// Creates the record without a name, and without the page counts.
-    fn found(area: &Area, arena: &Arena) -> Self {
+    fn found(area: Area<'_>, arena: &Arena) -> Self {
         let Area { range, prot, flags, offset, memory, .. } = area;
         let [start, end] = [range.start, range.end].map(|addr| arena.page(addr));
         let offset = match memory {
             PageSource::Anonymous => 0,
             _ => offset << PAGE_SHIFT,
         };
-        Self { start, end, prot: *prot, flags: *flags, offset, name: "", resident: 0, zero: 0 }
+        Self { start, end, prot, flags, offset, name: "", resident: 0, zero: 0 }
     }
 
     /// Returns the part in `span`, relative to the start of `span`.

@@ -64,7 +64,7 @@ pub const fn segment_of_tag(tag: u64) -> Option<(i32, i32)> {
 }
 
 /// Returns the tag and the object of a VMA, if the VMA is an attachment.
-fn attachment(area: &Area) -> Option<(u64, &Shared<Object>)> {
+fn attachment(area: Area<'_>) -> Option<(u64, &Shared<Object>)> {
     let object = area.memory.object()?;
     (object.tag() & TAG != 0).then(|| (object.tag(), object))
 }

@@ -10,8 +10,8 @@ use crate::syscall::args::{Entry, calls};
 use crate::task::{cond_resched, current, lack, memory, reads};
 use core::sync::atomic::Ordering;
 use faultless::{
-    Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PAGE_SIZE, PrivateCopies, Prot,
-    RemapFlags, Shared, Space, USER_END, VirtRange, VmaFlags,
+    Advice, Area, Backing, Cpu, MapFlags, MemoryLock, PAGE_SHIFT, PAGE_SIZE, PageSource,
+    PrivateCopies, Prot, RemapFlags, Shared, Space, USER_END, VirtRange, VmaFlags,
 };
 use faultless_bare::arch::user;
 use faultless_bare::heap::try_push;
@@ -97,13 +97,13 @@ pub(super) fn room_for(added: Added) -> Result<()> {
 }
 
 /// Returns whether the area counts against `RLIMIT_DATA`.
-fn is_data(area: &Area) -> bool {
+fn is_data(area: Area<'_>) -> bool {
     let flags = area.flags;
     area.allows(Prot::WRITE) && !flags.intersects(VmaFlags::SHARED | VmaFlags::GROWSDOWN)
 }
 
 /// Returns the number of bytes of `range` in mapped areas selected by `meant`.
-fn bytes_of(range: VirtRange, meant: impl Fn(&Area) -> bool) -> u64 {
+fn bytes_of(range: VirtRange, meant: impl Fn(Area<'_>) -> bool) -> u64 {
     let mut bytes = 0;
     space().each_area(percpu::cpu(), range, |area| {
         if meant(area) {
@@ -222,10 +222,11 @@ fn fetch(range: VirtRange) -> Result<()> {
         let mut found = None;
         space().each_area(percpu::cpu(), left, |area| {
             let stored = area.memory.object().is_some_and(|object| object.is_stored());
-            found = stored.then(|| area.part(left));
+            let part = area.part(left);
+            found = stored.then(|| (part.range, part.offset, part.memory.clone()));
             !stored
         });
-        let Some(Area { range, offset, memory, .. }) = found else { return Ok(()) };
+        let Some((range, offset, memory)) = found else { return Ok(()) };
         let object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
         let end = (offset + range.pages()).min(object.pages());
         if reads::fetch(&object, offset..end, None) == Err(Errno::EINTR) {
@@ -291,7 +292,7 @@ fn data_for_protect(start: u64, len: u64) -> Result<()> {
     }
     let end = faultless::page_up(len).and_then(|len| start.checked_add(len));
     let Some(end) = end.filter(|&end| end <= USER_END) else { return Ok(()) };
-    let becomes = |area: &Area| {
+    let becomes = |area: Area<'_>| {
         let flags = area.flags;
         !area.allows(Prot::WRITE) && !flags.intersects(VmaFlags::SHARED | VmaFlags::GROWSDOWN)
     };
@@ -398,10 +399,11 @@ fn remove(start: u64, len: u64) -> Result {
         // One area at a time, in its present state.
         let mut found = None;
         space().each_area(percpu::cpu(), VirtRange::new(at, end), |area| {
-            found = Some(area.part(VirtRange::new(at, end)));
+            let part = area.part(VirtRange::new(at, end));
+            found = Some((part.range, part.flags, part.offset, part.memory.clone()));
             false
         });
-        let Some(Area { range, flags, offset, memory, .. }) = found else {
+        let Some((range, flags, offset, memory)) = found else {
             hole = true;
             break;
         };
@@ -556,35 +558,35 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     // Otherwise, the mapping could end, and the file be sealed, before the new mapping exists.
     let stores = memory::keep_stores();
     // The whole range must map one object, with one protection, without holes.
-    let mut whole: Option<Area> = None;
+    let mut whole: Option<(Prot, VmaFlags, MemoryLock, PageSource)> = None;
     let mut reached = start;
     space().each_area(percpu::cpu(), VirtRange::new(start, end), |area| {
         let alike = match &whole {
             // As on Linux, a mapping that may never be written does not count as shared.
             None => !area.is_private() && !area.flags.contains(VmaFlags::NOWRITE),
-            Some(first) => {
-                first.flags == area.flags
-                    && first.prot == area.prot
-                    && first.memory.object().map(Shared::id) == area.memory.object().map(Shared::id)
+            Some((prot, flags, _, memory)) => {
+                *flags == area.flags
+                    && *prot == area.prot
+                    && memory.object().map(Shared::id) == area.memory.object().map(Shared::id)
             }
         };
         let joins = area.range.start <= reached && alike;
         if joins {
             reached = area.range.end;
-            whole.get_or_insert_with(|| area.clone());
+            whole.get_or_insert_with(|| (area.prot, area.flags, area.lock(), area.memory.clone()));
         }
         joins
     });
-    let area = whole.ok_or(Errno::EINVAL)?;
-    let lock = if area.lock() == MemoryLock::No { future_lock() } else { MemoryLock::Now };
-    object = Held::new(area.memory.into_object().ok_or(Errno::EINVAL)?);
+    let (prot, area_flags, lock, memory) = whole.ok_or(Errno::EINVAL)?;
+    let lock = if lock == MemoryLock::No { future_lock() } else { MemoryLock::Now };
+    object = Held::new(memory.into_object().ok_or(Errno::EINVAL)?);
     if reached < end {
         return Err(Errno::EINVAL);
     }
-    let may_write = !area.flags.contains(VmaFlags::NOWRITE);
+    let may_write = !area_flags.contains(VmaFlags::NOWRITE);
     let backing = Backing { object: &object, first, may_write };
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    space().mmap_object(percpu::cpu(), start, len, area.prot, flags, backing)?;
+    space().mmap_object(percpu::cpu(), start, len, prot, flags, backing)?;
     drop(stores);
     // As on Linux, locked pages stay locked, and the rest of the call cannot fail.
     if lock != MemoryLock::No {
@@ -592,7 +594,7 @@ pub fn remap_file_pages(args: Args<'_>) -> Result {
     }
     if lock == MemoryLock::Now || args.e() & NONBLOCK == 0 {
         // Skips pages that cannot be faulted in now.
-        let _ = populate(start, len, area.prot.contains(Prot::WRITE));
+        let _ = populate(start, len, prot.contains(Prot::WRITE));
     }
     Ok(0)
 }

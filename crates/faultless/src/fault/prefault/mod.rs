@@ -40,8 +40,9 @@ use crate::fault::ticket::{Abort, Ticket, why_invalid};
 use crate::frame::{self, FrameUse};
 use crate::machine::Machine;
 use crate::space::Space;
+use crate::space::area::VmaFlags;
 use crate::space::batch::shoot;
-use crate::space::vma::{Vma, VmaFlags};
+use crate::space::vma::Vma;
 use crate::stat::Counter;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::mutant::{Mutant, lost};
@@ -62,9 +63,9 @@ pub(super) fn goes_ahead<M: Machine>(
     seen: Entry,
 ) -> bool {
     let zeros = seen.is_present() && cpu.vm().maps_zeros(seen) && !seen.is_locked();
-    vma.area.memory.is_anonymous()
+    vma.memory().is_anonymous()
         && (seen.is_none() || zeros && access == Access::Write)
-        && !vma.area.flags.intersects(VmaFlags::RANDOM.union(VmaFlags::POLICY))
+        && !vma.flags().intersects(VmaFlags::RANDOM.union(VmaFlags::POLICY))
 }
 
 /// The rest of a fault's attempt for a thread that may prefault. Receives the fields of the attempt
@@ -249,7 +250,7 @@ impl<M: Machine> Attempt<'_, '_, M> {
     /// Returns the pages of the VMA that the table of the faulting page maps.
     #[inline(always)]
     fn reach(self) -> Range<u64> {
-        let (area, page) = (self.vma.area.range, self.page >> PAGE_SHIFT);
+        let (area, page) = (self.vma.range(), self.page >> PAGE_SHIFT);
         let first = page - page % ENTRIES as u64;
         first.max(area.start >> PAGE_SHIFT)..(first + ENTRIES as u64).min(area.end >> PAGE_SHIFT)
     }

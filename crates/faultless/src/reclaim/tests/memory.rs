@@ -8,7 +8,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::Object;
 use crate::frame::FrameMeta;
 use crate::knob::Setting;
-use crate::space::vma::VmaFlags;
+use crate::space::area::VmaFlags;
 use crate::space::{Advice, Backing, MapFlags, Prot, RemapFlags, Space};
 use crate::stat::Counter;
 use crate::testing::TestMachine;

@@ -8,7 +8,7 @@ use crate::fault::{Access, FaultError, FaultKind};
 use crate::knob::{AnonVmaCheck, Locking, Setting};
 use crate::reclaim::tests::swap;
 use crate::space::made::State;
-use crate::space::merge::Piece;
+use crate::space::vma::Piece;
 use crate::space::write::{NOWHERE, Writing};
 use crate::space::{Advice, MapFlags, Prot, Space};
 use crate::stat::{Counter, TracePoint};
@@ -271,7 +271,7 @@ fn populate_waits_for_a_concurrent_unmapping() {
         map(&cpu0, &space, 4, RW);
         let range = VirtRange::new(AT, AT + 4 * PAGE_SIZE);
         let writing = space.write(&cpu0, [range, NOWHERE], PAGE_SIZE);
-        let area = writing.vma_at(AT).unwrap().area.clone();
+        let piece = writing.vma_at(AT).unwrap().part(range);
         let put = |writing: &Writing<'_, '_, TestMachine>, piece: Option<Piece>| {
             writing
                 .step(range.with_neighbours(), |step| match piece.clone() {
@@ -288,7 +288,7 @@ fn populate_waits_for_a_concurrent_unmapping() {
             while vm.totals().get(Counter::RangeLockFault) == 0 && !populates.is_finished() {
                 std::thread::yield_now();
             }
-            put(&writing, Some(Piece { area, root: None }));
+            put(&writing, Some(Piece { root: None, ..piece }));
             drop(writing);
             assert_eq!(populates.join().unwrap(), Ok(()), "{advice:?}");
         });
