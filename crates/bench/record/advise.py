@@ -21,7 +21,10 @@ import sys
 import tempfile
 import time
 
+# The fewest pairs of runs for each advice, and the seconds that all runs without the advice take: the noise of a short
+# run is a larger part of its time, so it needs more pairs, up to four times ROUNDS.
 ROUNDS = 9
+SECONDS = 8
 
 # The compilers of programs that print no version.
 COMPILED = {"go": "go", "ocaml": "ocamlopt"}
@@ -373,6 +376,13 @@ def table(records):
               f"right ({100 * sum(signs) / len(signs):.0f} %), median error {100 * statistics.median(errors):.0f} %")
 
 
+def pairs_of(command, directory, rounds):
+    """Returns the number of pairs of runs for `command`: `rounds`, or more if one run is short."""
+    start = time.monotonic()
+    subprocess.run(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return max(rounds, min(4 * rounds, int(SECONDS / (time.monotonic() - start))))
+
+
 def measure(output, rounds, names):
     faultless = shutil.which(os.environ.get("FAULTLESS", "faultless"))
     if faultless is None:
@@ -405,7 +415,8 @@ def measure(output, rounds, names):
                 continue
             print(f"== {name}: {' '.join(all_commands[name])}", flush=True)
             (directory / "result.jsonl").unlink(missing_ok=True)
-            run = subprocess.run([faultless, "advise", "--try", "--sysfs", "--rounds", str(rounds), "--json", "result.jsonl", "--",
+            pairs = pairs_of(all_commands[name], directory, rounds)
+            run = subprocess.run([faultless, "advise", "--try", "--sysfs", "--rounds", str(pairs), "--json", "result.jsonl", "--",
                                   *all_commands[name]], cwd=directory, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             print(run.stdout, flush=True)
             if run.returncode:

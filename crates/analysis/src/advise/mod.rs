@@ -187,7 +187,7 @@ pub fn measure(
         && !stop::requested()
     {
         observer.begin("measures the time of a page walk");
-        meter.measure_walks(findings.most_bytes(), observer)?;
+        meter.measure_walks(observer)?;
     }
     findings.program.purges |= seen.purges();
     findings.program.unretains |= seen.unretains();

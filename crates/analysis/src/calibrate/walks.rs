@@ -7,13 +7,17 @@
 
 use super::faults::{HUGE_BYTES, PAGE, failed, thread_faults, thread_time};
 use crate::error::Error;
+use crate::rates::median;
 use memmap2::{Advice, MmapMut};
 use std::hint::black_box;
 
 /// Loads of one round, of each kind.
 const LOADS: usize = 300_000;
 /// Rounds, of which the fastest counts: the first rounds find cold caches.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
+/// Measurements, each with new memory, of which the median counts: a virtual machine's host decides
+/// by chance which memory has huge pages of the host.
+const SAMPLES: usize = 3;
 /// Bytes of a cache line, and the number of lines in a page.
 const LINE: usize = 64;
 const LINES: usize = PAGE / LINE;
@@ -24,10 +28,14 @@ const LINES: usize = PAGE / LINE;
 /// # Errors
 /// The host has no memory available.
 pub fn saved(bytes: usize) -> Result<Option<f64>, Error> {
-    let Some(huge) = load(Advice::HugePage, bytes)? else { return Ok(None) };
-    let single = load(Advice::NoHugePage, bytes)?;
+    let mut samples = Vec::new();
+    for _ in 0..SAMPLES {
+        let Some(huge) = load(Advice::HugePage, bytes)? else { continue };
+        let Some(single) = load(Advice::NoHugePage, bytes)? else { continue };
+        samples.push(single - huge);
+    }
     // Huge pages do not lengthen walks. A negative difference is noise.
-    Ok(single.map(|single| (single - huge).max(0.0)))
+    Ok(median(&samples).map(|saved| saved.max(0.0)))
 }
 
 /// Measures the nanoseconds of a load from a random page of `bytes` of memory with this `advice`.
