@@ -131,6 +131,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::process::{Command, Stdio};
 
     fn memory(resident: f64, referenced: f64) -> Memory {
@@ -171,38 +172,39 @@ mod tests {
         assert!((mixed.walks_since(before) - half / 2.0).abs() < 1e-6);
     }
 
-    /// A program that uses 64 MiB at random has many walks, and one that waits has few.
+    /// A program that uses 64 MiB at random has many walks, and one that waits has few. On a busy
+    /// host the first program may not run during a sample, so the samples continue.
     #[test]
     fn random_accesses_are_seen() {
-        let rate = |script: &str| {
+        let walks = |script: &str, enough: f64, longest: Duration| {
+            let script =
+                format!("$| = 1; my $s = 'x' x (64 << 20); my $n = 0; print \"\\n\"; {script}");
             let mut program = Command::new("perl")
-                .args(["-e", script])
+                .args(["-e", &script])
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("perl starts");
             let pid = program.id().cast_signed();
-            let mut walks = PageWalks::default();
-            // The first 300 ms fill the memory.
-            thread::sleep(Duration::from_millis(300));
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_millis(500) {
+            let mut ready = [0];
+            program.stdout.take().expect("piped").read_exact(&mut ready).expect("a line");
+            let (mut walks, begin) = (PageWalks::default(), Instant::now());
+            while begin.elapsed() < longest && walks.walks < enough {
                 walks.look(pid);
                 thread::sleep(Duration::from_millis(5));
             }
             program.kill().expect("it runs");
             program.wait().expect("it ends");
-            walks.estimate()
+            (walks.estimate(), begin.elapsed())
         };
-        let fill = "my $s = 'x' x (64 << 20); my $x = 1; my $n = 0;";
-        let busy = format!(
-            "{fill} while (1) {{ $x = ($x * 1103515245 + 12345) % 2147483648; $n += ord(substr($s, \
-             $x % (64 << 20), 1)); }}"
-        );
-        let (Some(busy), Some(idle)) = (rate(&busy), rate(&format!("{fill} sleep 9"))) else {
+        let busy = "my $x = 1; while (1) { $x = ($x * 1103515245 + 12345) % 2147483648; \
+                    $n += ord(substr($s, $x % (64 << 20), 1)); }";
+        let (busy, time) = walks(busy, 50_000.0, Duration::from_secs(60));
+        let (idle, _) = walks("sleep 90", f64::INFINITY, time.max(Duration::from_millis(500)));
+        let (Some(busy), Some(idle)) = (busy, idle) else {
             // A kernel without accessed bits in /proc.
             assert!(!std::path::Path::new("/proc/self/clear_refs").exists());
             return;
         };
-        assert!(busy > 50_000.0 && busy > 20.0 * idle, "{busy} and {idle} walks");
+        assert!(busy > 50_000.0 && busy > 20.0 * idle, "{busy} and {idle} walks in {time:?}");
     }
 }
