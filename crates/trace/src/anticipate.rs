@@ -368,7 +368,11 @@ impl Walk<'_> {
                     self.unmap(VirtRange::new(to, from));
                 }
             }
-            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+            Kind::Advise { .. }
+            | Kind::Caller { .. }
+            | Kind::Spawn { .. }
+            | Kind::Exec
+            | Kind::Exit => {}
         }
     }
 

@@ -9,7 +9,8 @@ mod by_stack;
 
 pub use by_stack::StackFaults;
 
-use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
+use crate::callers::{Caller, Callers};
+use crate::event::{Access, Backing, Birth, Kind, Recorded, StackId, Trace};
 use crate::page_set::{PageSet, PageStates, State};
 use crate::plan::space::{Area, Met, Space};
 use crate::plan::{self, PlanError};
@@ -78,6 +79,9 @@ pub struct Census {
     pub mappings: Vec<Mappings>,
     /// The faults of each call stack, if the recording has call stacks.
     pub stacks: BTreeMap<StackId, StackFaults>,
+    /// The faults of each call stack in the memory of each call, if the call was recorded with its
+    /// call stack.
+    pub callers: BTreeMap<(StackId, Caller), u64>,
 }
 
 /// Faults on shared memory in aligned ranges of 2 MiB within one mapping.
@@ -129,7 +133,13 @@ impl Census {
         plan::complete(trace)?;
         let mut walk = Walk { last: vec![Run::default(); trace.threads.len()], ..Walk::default() };
         walk.memories.resize_with(trace.processes.len(), Memory::default);
+        if trace.header.recorded.contains(Recorded::STACKS) {
+            walk.callers = Callers::new(trace);
+        }
         for event in &trace.events {
+            if trace.header.recorded.contains(Recorded::STACKS) {
+                walk.callers.step(trace, &event);
+            }
             let thread = event.thread as usize;
             let process = trace.threads[thread].process as usize;
             match event.kind {
@@ -283,6 +293,7 @@ struct Walk {
     census: Census,
     memories: Vec<Memory>,
     last: Vec<Run>,
+    callers: Callers,
     now: u64,
     unused: HashMap<u64, Vec<Unused>>,
 }
@@ -396,7 +407,11 @@ impl Walk {
                     self.memories[process].areas.remove(VirtRange::new(to, from));
                 }
             }
-            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+            Kind::Advise { .. }
+            | Kind::Caller { .. }
+            | Kind::Spawn { .. }
+            | Kind::Exec
+            | Kind::Exit => {}
         }
     }
 
@@ -418,6 +433,9 @@ impl Walk {
             faults.in_huge = faults.zeroed;
         }
         self.census.stacks.entry(stack).or_default().add(&faults);
+        if let Some(caller) = self.callers.of(process, at).filter(|_| faults.total() > 0) {
+            *self.census.callers.entry((stack, caller)).or_default() += faults.total();
+        }
     }
 
     /// Frees the pages of a range to the kernel, and ends the mappings that start there.
@@ -600,7 +618,7 @@ mod tests {
     fn shared_memory_is_allocated_once_for_all_processes() {
         use crate::event::{Event, ProcessInfo, ThreadInfo};
         let mut trace = Trace::of_one_thread([map(512, Backing::SharedAnon)]);
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         (0..32).for_each(|page| push(0, fault(page, Access::Write)));

@@ -269,7 +269,7 @@ mod tests {
     fn forked(backing: Backing, events: &[(u32, Kind)]) -> Forks {
         let first = [map(backing)].into_iter().chain((0..40).map(|page| fault(page, false)));
         let mut trace = Trace::of_one_thread(first);
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         push(0, Kind::Spawn { child: 1, birth: Birth::Fork });
@@ -334,7 +334,7 @@ mod tests {
         let first = [map(Backing::Anon)].into_iter().chain((0..40).map(|page| fault(page, false)));
         let mut trace = Trace::of_one_thread(first);
         for process in 1..3 {
-            trace.processes.push(ProcessInfo { parent: Some(process - 1) });
+            trace.processes.push(ProcessInfo { parent: Some(process - 1), pid: None });
             trace.threads.push(ThreadInfo { process, name: String::new() });
         }
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
@@ -364,7 +364,7 @@ mod tests {
         trace.header.recorded = Recorded::USER_FAULTS | Recorded::STACKS;
         trace.stacks.functions.push(Function::default());
         trace.stacks.frames = vec![Frame { caller: StackId::NONE, function: 0, line: 0 }; 2];
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         push(0, Kind::Spawn { child: 1, birth: Birth::Fork });

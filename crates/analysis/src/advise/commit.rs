@@ -106,7 +106,7 @@ mod tests {
         }
         Trace {
             header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: kinds.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
             ..Trace::default()

@@ -325,7 +325,7 @@ mod tests {
         let header = Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() };
         let trace = Trace {
             header,
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: [map, touch].into_iter().map(event).collect(),
             ..Trace::default()

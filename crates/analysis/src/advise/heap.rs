@@ -104,7 +104,7 @@ mod tests {
         let event = |kib| Event { time_us: 0, thread: 0, kind: kind(kib) };
         Trace {
             header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: at.iter().map(event).collect(),
             ..Trace::default()

@@ -418,7 +418,7 @@ pub(super) mod tests {
         let recorded = Recorded::all() - Recorded::INSTRUCTIONS;
         let trace = Trace {
             header: Header { page_size: size as u32, recorded, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
             ..Trace::default()

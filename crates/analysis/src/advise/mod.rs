@@ -17,6 +17,7 @@ pub mod collector;
 pub mod commit;
 pub mod costs;
 mod counter;
+pub mod creators;
 pub mod effect;
 pub mod file;
 pub mod findings;

@@ -76,6 +76,7 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::callers::{Call, Caller};
     use crate::event::{Access, Backing, Frame, Function, Kind, Prot, Recorded, StackId, Trace};
     use faultless::PAGE_SIZE;
 
@@ -102,10 +103,12 @@ mod tests {
             prot: Prot::READ | Prot::EXEC,
             backing: Backing::File,
         };
+        let called = Kind::Caller { stack: StackId::new(2) };
         let back = Kind::Advise { start: START, len: PAGE_SIZE, advice: 4 };
         let (r, w, x) = (Access::Read, Access::Write, Access::Exec);
         let far = (1 << 30) / PAGE_SIZE;
         let events = [
+            called,
             map,
             text,
             fault(0, w, 1),
@@ -135,6 +138,9 @@ mod tests {
             again: 1,
             ..none
         };
+        let caller = Caller { call: Call::Mmap, stack: StackId::new(2) };
+        let by = |stack, faults| ((StackId::new(stack), caller), faults);
+        assert_eq!(census.callers, [by(1, 3), by(2, 2)].into(), "the text has no call");
         let got: Vec<_> = census.stacks.into_iter().collect();
         assert_eq!(got, [(StackId::new(1), first), (StackId::new(2), second)]);
         assert_eq!((first.total(), second.total()), (4, 3));
