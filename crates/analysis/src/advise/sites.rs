@@ -16,7 +16,6 @@ use super::fold;
 use super::sysfs::Mode;
 use super::time::touch_time;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::census::StackFaults;
 use faultless_trace::event::{Frame, Function, StackId, Stacks};
 use faultless_trace::fork::Copied;
@@ -212,10 +211,10 @@ fn change(
     creator: Option<&Creator>,
 ) -> Option<Change> {
     let touch = touch_time(findings, costs);
-    let pages = f64::from(1u32 << LARGEST);
+    let pages = findings.sizes.thp_pages() as f64;
     let single = findings.single();
-    let huge = touch - costs.folio(LARGEST).0 / pages;
-    let huge = if findings.sizes.mode(LARGEST) == Mode::Madvise { huge } else { 0.0 };
+    let huge = touch - costs.folio(findings.sizes.thp).0 / pages;
+    let huge = if findings.sizes.thp_mode() == Mode::Madvise { huge } else { 0.0 };
     let shared = costs.shared() - costs.shared_huge().0 / pages;
     let memory = match creator {
         Some(creator) => format!("the memory of the {}", creator.label()),

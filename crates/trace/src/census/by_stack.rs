@@ -19,7 +19,7 @@ pub struct StackFaults {
     pub shared: u64,
     /// Faults of `zeroed` in a mapping large enough for an additional call.
     pub in_mapping: u64,
-    /// Faults of `zeroed` in an aligned range of 2 MiB within one mapping.
+    /// Faults of `zeroed` in an aligned range of the size of a huge page within one mapping.
     pub in_huge: u64,
     /// Faults of `zeroed` and `zero_page` on pages that the program had before and had freed by
     /// `munmap`, `brk` or `MADV_DONTNEED`.
@@ -144,6 +144,9 @@ mod tests {
         let got: Vec<_> = census.stacks.into_iter().collect();
         assert_eq!(got, [(StackId::new(1), first), (StackId::new(2), second)]);
         assert_eq!((first.total(), second.total()), (4, 3));
+        // Huge pages of 32 MiB do not fit.
+        let large = Census::with_huge(&trace, 1 << 13).unwrap();
+        assert!(large.stacks.values().all(|faults| faults.in_huge == 0));
         let mut both = first;
         both.add(&second);
         assert_eq!((both.total(), both.again, both.in_huge), (7, 1, 3));
