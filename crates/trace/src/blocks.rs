@@ -1,5 +1,5 @@
-//! The use of memory in blocks of the size of a huge page: the blocks that khugepaged may collapse to a huge page,
-//! and the memory that a collapse adds.
+//! The use of memory in blocks of the size of a huge page: the blocks that khugepaged may collapse
+//! to a huge page, and the memory that a collapse adds.
 
 use crate::anticipate::folio::THP;
 use crate::event::{Backing, Birth, Kind, Trace};
@@ -13,7 +13,8 @@ use std::ops::Range;
 const MADV_DONTNEED: u32 = 4;
 const MAP_STACK: u32 = 0x2_0000;
 
-/// Numbers of blocks by their number of resident pages, from 1 to all, at the end of the processes. A block lies in private anonymous memory as a whole.
+/// Numbers of blocks by their number of resident pages, from 1 to all, at the end of the processes.
+/// A block lies in private anonymous memory as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks(Vec<u64>);
 

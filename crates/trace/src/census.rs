@@ -212,8 +212,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Counts a fault on a `page` of shared anonymous memory in the mapping `range`. A huge page has
-    /// `huge` pages.
+    /// Counts a fault on a `page` of shared anonymous memory in the mapping `range`. A huge page
+    /// has `huge` pages.
     fn shared_fault(
         &mut self,
         (census, huge): (&mut Census, u64),

@@ -279,8 +279,8 @@ impl Costs {
     }
 
     /// Returns the costs of this host, which has pages of 4 KiB, for a host whose pages are folios
-    /// of `order`: a fault zeroes all pages of the folio. A page of THP costs as much as on this host.
-    /// All costs stay costs of 4 KiB.
+    /// of `order`: a fault zeroes all pages of the folio. A page of THP costs as much as on this
+    /// host. All costs stay costs of 4 KiB.
     pub fn with_pages_of(&self, order: u8) -> Self {
         let pages = f64::from(1u32 << order);
         let thp = thp(1 << order);

@@ -5,6 +5,7 @@
 //! allocators.
 
 use super::findings::Findings;
+use super::fold;
 use super::sites::{Place, Site, folded, label, short_name};
 use faultless::PAGE_SIZE;
 use faultless_trace::callers::{Call, Caller};
@@ -43,7 +44,7 @@ fn source(stacks: &Stacks, caller: Caller) -> Option<Source> {
     let (at, frames) = folded(stacks, caller.stack)?;
     let inner = at.checked_sub(1).map(|at| frames[at].function);
     let is_call = |function: &u32| {
-        let name = stacks.functions[*function as usize].name.trim_start_matches('_');
+        let name = fold::plain_name(&stacks.functions[*function as usize]);
         [caller.call.name(), "mmap64", "sbrk"].contains(&name)
     };
     let frame = frames[at];
@@ -133,8 +134,8 @@ mod tests {
     use super::*;
     use faultless_trace::event::{Frame, StackId};
 
-    /// Returns the stacks of `main`, which calls `create` in line 12, `malloc` by `grow` in line 30,
-    /// and `fill` in line 7.
+    /// Returns the stacks of `main`, which calls `create` in line 12, `malloc` by `grow` in line
+    /// 30, and `fill` in line 7.
     fn stacks() -> Stacks {
         let function = |name: &str| Function {
             name: name.into(),
@@ -142,7 +143,7 @@ mod tests {
             file: if name.contains("map") || name == "malloc" { "" } else { "a.c" }.into(),
         };
         let frame = |caller, function, line| Frame { caller: StackId::new(caller), function, line };
-        let names = ["main", "create", "grow", "fill", "mmap64", "__mremap", "malloc"];
+        let names = ["main", "create", "grow", "fill", "__GI___mmap64", "__mremap", "malloc"];
         Stacks {
             functions: names.map(function).to_vec(),
             frames: vec![

@@ -36,8 +36,8 @@ pub struct ForkCost {
     pub base: f64,
     /// The copy of the entry of one page.
     pub entry: f64,
-    /// Memory in huge pages; `None` if the host permits no huge pages, or has huge pages above 2 MiB,
-    /// which are not measured.
+    /// Memory in huge pages; `None` if the host permits no huge pages, or has huge pages above
+    /// 2 MiB, which are not measured.
     pub huge: Option<HugeCost>,
 }
 

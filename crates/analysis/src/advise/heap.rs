@@ -28,8 +28,8 @@ pub fn of_malloc(trace: &Trace, huge: u64) -> impl Iterator<Item = Event> {
     trace.events.iter().map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let kind = match event.kind {
-            // glibc moves the break to a multiple of a huge page. The first call reports its current
-            // position.
+            // glibc moves the break to a multiple of a huge page. The first call reports its
+            // current position.
             Kind::Brk { end } => {
                 let base = *bases.entry(process).or_insert(end);
                 Kind::Brk { end: if end > base { end.next_multiple_of(huge) } else { end } }

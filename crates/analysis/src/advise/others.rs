@@ -22,8 +22,8 @@ const MAP_STACK: u32 = 0x2_0000;
 /// Threads from which a limit of arenas is worth a line.
 const THREADS: usize = 4;
 
-/// Returns the folios if the allocator requests huge pages of `huge` pages for its mappings, with the
-/// orders `all` for all memory and `asked` for memory with a request.
+/// Returns the folios if the allocator requests huge pages of `huge` pages for its mappings, with
+/// the orders `all` for all memory and `asked` for memory with a request.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].

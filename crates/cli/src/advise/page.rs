@@ -99,7 +99,8 @@ fn numbered(names: &[String]) -> String {
     format!("{}.", names.join("; "))
 }
 
-/// Draws groups of bars with a title and a unit. The numbers below the groups fit each width of a screen.
+/// Draws groups of bars with a title and a unit. The numbers below the groups fit each width of a
+/// screen.
 fn numbered_bars(
     (title, unit): (&str, &str),
     x: &str,
