@@ -96,7 +96,7 @@ fn ten_million_faults_fit_in_one_gib() {
     let thread = ThreadInfo { process: 0, name: String::new() };
     let trace = Trace {
         header: Header { page_size: PAGE as u32, recorded: Recorded::all(), ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![thread.clone(), thread],
         events,
         ..Trace::default()

@@ -33,7 +33,7 @@ fn children_in_sequence() -> Trace {
     let thread = |process| ThreadInfo { process, name: String::new() };
     Trace {
         header: Header { page_size: PAGE as u32, recorded: Recorded::all(), ..Header::default() },
-        processes: (0..=CHILDREN).map(|_| ProcessInfo { parent: None }).collect(),
+        processes: (0..=CHILDREN).map(|_| ProcessInfo { parent: None, pid: None }).collect(),
         threads: (0..=CHILDREN).map(thread).collect(),
         events: (0..)
             .zip(events)

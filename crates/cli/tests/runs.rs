@@ -392,7 +392,7 @@ fn replay_warns_if_its_faults_differ_from_the_recording() {
     let kinds = std::iter::once(map).chain((0..100).map(fault)).chain((90..100).map(fault));
     let trace = Trace {
         header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }],
         events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
         ..Trace::default()

@@ -279,7 +279,7 @@ fn recording_with_more_threads_than_cpus_is_not_simulated() {
         [(0, map)].into_iter().chain((1..THREADS).map(spawn)).chain((0..THREADS).map(fault));
     let trace = Trace {
         header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }; THREADS as usize],
         events: (0..)
             .zip(events)

@@ -285,7 +285,7 @@ fn recording(place: &Place, size: u32) -> String {
     let recorded = Recorded::all() - Recorded::INSTRUCTIONS;
     let trace = Trace {
         header: Header { page_size: size, recorded, ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: "app".to_owned() }],
         events: (0..)
             .zip(kinds)

@@ -14,7 +14,8 @@ use std::path::Path;
 const PAGES: u64 = 4096;
 
 /// Writes a recording of a program whose function `load` fills 16 MiB by `memset`, in line 7, and
-/// whose `main` touches one page in sixteen of further 16 MiB. Without `stacks`, the recording has
+/// whose `main` touches one page in sixteen of further 16 MiB. `main` has mapped the first 16 MiB,
+/// and `malloc` of `load` the others. Without `stacks`, the recording has
 /// no call stacks.
 fn write(path: &Path, stacks: bool) {
     let (start, prot, backing) = (1 << 40, Prot::READ | Prot::WRITE, Backing::Anon);
@@ -29,8 +30,11 @@ fn write(path: &Path, stacks: bool) {
         }
         kind
     };
-    let kinds = [map(start), map(start + len)]
+    let called = |number| stacks.then(|| Kind::Caller { stack: StackId::new(number) });
+    let maps = [called(1), Some(map(start)), called(4), Some(map(start + len))];
+    let kinds = maps
         .into_iter()
+        .flatten()
         .chain((0..PAGES).map(|page| fault(page, 3)))
         .chain((PAGES..2 * PAGES).step_by(16).map(|page| fault(page, 1)));
     let function = |(name, module, file): (&str, &str, &str)| Function {
@@ -39,8 +43,12 @@ fn write(path: &Path, stacks: bool) {
         file: file.into(),
     };
     let frame = |caller, function, line| Frame { caller: StackId::new(caller), function, line };
-    let functions =
-        [("main", "app", "app.c"), ("load", "app", "app.c"), ("__memset_avx2", "libc.so.6", "")];
+    let functions = [
+        ("main", "app", "app.c"),
+        ("load", "app", "app.c"),
+        ("__memset_avx2", "libc.so.6", ""),
+        ("malloc", "libc.so.6", ""),
+    ];
     let recorded = Recorded::all() - Recorded::STACKS;
     let trace = Trace {
         header: Header {
@@ -49,7 +57,7 @@ fn write(path: &Path, stacks: bool) {
             recorded: if stacks { Recorded::all() } else { recorded },
             ..Header::default()
         },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: "app".into() }],
         events: (0..)
             .zip(kinds)
@@ -57,7 +65,7 @@ fn write(path: &Path, stacks: bool) {
             .collect(),
         stacks: Stacks {
             functions: functions.map(function).to_vec(),
-            frames: vec![frame(0, 0, 20), frame(1, 1, 7), frame(2, 2, 0)],
+            frames: vec![frame(0, 0, 20), frame(1, 1, 7), frame(2, 2, 0), frame(2, 3, 0)],
         },
     };
     let trace = if stacks { trace } else { Trace { stacks: Stacks::default(), ..trace } };
@@ -76,9 +84,19 @@ fn call_sites_are_listed_with_a_change() {
     assert!(rows[0].contains("16 MiB"), "{text}");
     assert!(rows[1].contains("2. main app.c:20 (app)") && rows[1].contains("256"), "{text}");
     assert!(text.contains(" 1. called by main: "), "{text}");
-    let lines = json_lines(&faultless(&["advise", path, "--json", "-"]).succeeds());
+    assert!(text.contains("\n    memory of mmap in main app.c:20 (app): 16 MiB\n"), "{text}");
+    let other = "\n    memory of mmap in load app.c:7 (app), by malloc: 1 MiB\n";
+    assert!(text.contains(other), "{text}");
+    let page = dir.path().join("app.html");
+    let html = page.to_str().expect("text");
+    let lines = json_lines(&faultless(&["advise", path, "--json", "-", "--html", html]).succeeds());
     let faults = common::value(&lines, "linux", "call site load app.c:7", "site_faults");
     assert_eq!(faults, Some(4096.0));
+    let memory = "call site load app.c:7 (app), memory of mmap in main app.c:20 (app)";
+    let bytes = common::value(&lines, "linux", memory, "site_bytes_by_call");
+    assert_eq!(bytes, Some(f64::from(16 << 20)));
+    let page = fs::read_to_string(page).expect("written");
+    assert!(page.contains("Calls that create memory") && page.contains("1: mmap in main app.c:20"));
 }
 
 #[test]
@@ -98,6 +116,8 @@ fn results_are_exported_for_other_tools() {
     let profile: serde_json::Value = serde_json::from_str(&text("firefox")).expect("JSON");
     assert_eq!(profile["threads"][0]["samples"]["length"], 4352);
     assert!(fs::read(file("pprof")).expect("written").starts_with(&[0x1f, 0x8b]), "gzip");
+    assert!(text("firefox").contains("mmap in main app.c:20 (app)"));
+    assert!(text("csv").contains("memory of mmap in main app.c:20 (app)"), "{}", text("csv"));
     let row = text("csv").lines().find(|line| line.contains("site_faults")).map(str::to_owned);
     assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096")), "{}", text("csv"));
     let metrics = text("openmetrics");

@@ -141,7 +141,7 @@ fn touches(mut pages: Vec<u64>) -> Trace {
     let kinds = std::iter::once(map).chain(pages.into_iter().map(write));
     Trace {
         header: Header { page_size: PAGE as u32, ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }],
         events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
         ..Trace::default()

@@ -18,6 +18,7 @@ use faultless::SpaceId;
 use faultless::prefault::BLOCK;
 use faultless::prefault::{self, History, Miss, Predictor, Seen, Window};
 use faultless::{PAGE_SIZE, VirtRange, page_up};
+use folio::LARGEST;
 use rangemap::RangeMap;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -174,12 +175,13 @@ struct Fault<'a> {
     access: Access,
     /// The offset of the instruction in its page, if known.
     instruction: Option<u16>,
-    /// The range that may be mapped: the part of the mapping in the page's table.
+    /// The range of prefault: the part of the mapping in the page's table.
     reach: Range<u64>,
     /// Whether the program requested huge pages here (`MADV_HUGEPAGE`) or refused them
     /// (`MADV_NOHUGEPAGE`).
     huge: Option<bool>,
-    /// The part of `reach` with the same advice. The kernel splits a mapping at a change of advice.
+    /// The part of the mapping with the same advice, within the largest folio. The kernel splits a
+    /// mapping at a change of advice.
     alike: Range<u64>,
     pages: &'a Pages,
 }
@@ -368,7 +370,11 @@ impl Walk<'_> {
                     self.unmap(VirtRange::new(to, from));
                 }
             }
-            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+            Kind::Advise { .. }
+            | Kind::Caller { .. }
+            | Kind::Spawn { .. }
+            | Kind::Exec
+            | Kind::Exit => {}
         }
     }
 
@@ -494,11 +500,13 @@ impl Walk<'_> {
         let table = page / TABLE * TABLE;
         let area = page_numbers(range);
         let reach = area.start.max(table)..area.end.min(table + TABLE);
+        let largest = page >> LARGEST << LARGEST;
+        let within = area.start.max(largest)..area.end.min(largest + (1 << LARGEST));
         let Memory { pages, huge, .. } = &self.spaces[self.space];
         let advised = huge.get_key_value(&page);
         let around = match advised {
             Some((range, _)) => range.clone(),
-            None => huge.gaps(&reach).find(|gap| gap.contains(&page)).unwrap_or(reach.clone()),
+            None => huge.gaps(&within).find(|gap| gap.contains(&page)).unwrap_or(within.clone()),
         };
         let chosen = self.policy.fault(&Fault {
             thread: self.thread,
@@ -506,14 +514,14 @@ impl Walk<'_> {
             page,
             access,
             instruction,
-            reach: reach.clone(),
+            reach,
             huge: advised.map(|(_, huge)| *huge),
-            alike: reach.start.max(around.start)..reach.end.min(around.end),
+            alike: within.start.max(around.start)..within.end.min(around.end),
             pages,
         });
         let ahead = if access == Access::Read { State::AheadReadOnly } else { State::Ahead };
         for page in chosen {
-            assert!(reach.contains(&page), "page {page:#x} out of {reach:x?}");
+            assert!(within.contains(&page), "page {page:#x} out of {within:x?}");
             if let Entry::Vacant(entry) = self.here().pages.entry(page) {
                 entry.insert(ahead);
                 self.untouched += 1;

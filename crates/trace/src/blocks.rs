@@ -1,6 +1,7 @@
-//! The use of memory in blocks of 2 MiB: the blocks that khugepaged may collapse to a huge page,
-//! and the memory that a collapse adds.
+//! The use of memory in blocks of the size of a huge page: the blocks that khugepaged may collapse
+//! to a huge page, and the memory that a collapse adds.
 
+use crate::anticipate::folio::THP;
 use crate::event::{Backing, Birth, Kind, Trace};
 use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
@@ -9,13 +10,11 @@ use rangemap::RangeSet;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Pages of a block.
-pub const PAGES: u64 = 512;
 const MADV_DONTNEED: u32 = 4;
 const MAP_STACK: u32 = 0x2_0000;
 
-/// Numbers of blocks by their number of resident pages, from 1 to [`PAGES`], at the end of the
-/// processes. A block lies in private anonymous memory as a whole.
+/// Numbers of blocks by their number of resident pages, from 1 to all, at the end of the processes.
+/// A block lies in private anonymous memory as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocks(Vec<u64>);
 
@@ -29,13 +28,31 @@ pub struct Collapsed {
 }
 
 impl Blocks {
-    /// Counts `trace`.
+    /// Creates counts without a block, of blocks of `pages` pages.
+    pub fn new(pages: u64) -> Self {
+        Self(vec![0; pages as usize + 1])
+    }
+
+    /// Returns the pages of a block.
+    pub fn pages(&self) -> u64 {
+        self.0.len() as u64 - 1
+    }
+
+    /// Counts `trace`, with blocks of 2 MiB.
     ///
     /// # Errors
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
+        Self::with_huge(trace, 1 << THP)
+    }
+
+    /// Counts `trace`, with blocks of `huge` pages.
+    ///
+    /// # Errors
+    /// The trace does not pass [`Trace::check`].
+    pub fn with_huge(trace: &Trace, huge: u64) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
-        let mut out = Self::default();
+        let mut out = Self::new(huge);
         let mut memories = vec![Memory::default(); trace.processes.len()];
         for event in &trace.events {
             let process = trace.threads[event.thread as usize].process as usize;
@@ -57,17 +74,18 @@ impl Blocks {
         Ok(out)
     }
 
-    /// Adds a block with this number of resident pages, from 1 to [`PAGES`]. Ignores others.
+    /// Adds a block with this number of resident pages, from 1 to all. Ignores others.
     pub fn add_block(&mut self, resident: u64) {
-        if (1..=PAGES).contains(&resident) {
+        if (1..=self.pages()).contains(&resident) {
             self.0[resident as usize] += 1;
         }
     }
 
     fn add(&mut self, memory: &Memory) {
-        let blocks: BTreeSet<u64> = memory.there.pages().map(|page| page / PAGES).collect();
+        let size = self.pages();
+        let blocks: BTreeSet<u64> = memory.there.pages().map(|page| page / size).collect();
         for block in blocks {
-            let range = block * PAGES..(block + 1) * PAGES;
+            let range = block * size..(block + 1) * size;
             let whole = memory.mapped.gaps(&range).next().is_none();
             let resident = memory.there.count(range);
             if whole {
@@ -79,11 +97,11 @@ impl Blocks {
     /// Returns the effect of khugepaged if a block may have at most `max_ptes_none` empty pages.
     /// Blocks with all pages resident are included, because they have no huge page yet.
     pub fn collapsed(&self, max_ptes_none: u64) -> Collapsed {
-        let least = PAGES.saturating_sub(max_ptes_none).max(1);
+        let least = self.pages().saturating_sub(max_ptes_none).max(1);
         let mut out = Collapsed::default();
         for (resident, blocks) in (0..).zip(&self.0).filter(|(resident, _)| *resident >= least) {
             out.blocks += blocks;
-            out.unused += blocks * (PAGES - resident);
+            out.unused += blocks * (self.pages() - resident);
         }
         out
     }
@@ -91,7 +109,7 @@ impl Blocks {
 
 impl Default for Blocks {
     fn default() -> Self {
-        Self(vec![0; PAGES as usize + 1])
+        Self::new(1 << THP)
     }
 }
 
@@ -173,6 +191,7 @@ mod tests {
     use crate::event::{Access, Prot};
 
     const START: u64 = 1 << 40;
+    const PAGES: u64 = 512;
 
     #[test]
     fn collapse_adds_the_empty_pages_of_a_block() {

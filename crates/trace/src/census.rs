@@ -6,10 +6,14 @@
 //! anonymous memory.
 
 mod by_stack;
+mod huge;
 
 pub use by_stack::StackFaults;
+pub use huge::HugeShared;
 
-use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
+use crate::anticipate::folio::THP;
+use crate::callers::{Caller, Callers};
+use crate::event::{Access, Backing, Birth, Kind, Recorded, StackId, Trace};
 use crate::page_set::{PageSet, PageStates, State};
 use crate::plan::space::{Area, Met, Space};
 use crate::plan::{self, PlanError};
@@ -21,6 +25,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use by_stack::Counts;
+use huge::SharedFolios;
 
 /// Pages mapped by one fault on a file: Linux's default of `fault_around_bytes`.
 const AROUND: u64 = 16;
@@ -33,8 +38,6 @@ const RESERVED: u32 = 0x2_0000 | 0x4000;
 const MADV_DONTNEED: u32 = 4;
 const MADV_HUGEPAGE: u32 = 14;
 const MADV_NOHUGEPAGE: u32 = 15;
-/// Pages of a huge page.
-const HUGE: u64 = 512;
 
 /// Counts of a recording's faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,26 +81,9 @@ pub struct Census {
     pub mappings: Vec<Mappings>,
     /// The faults of each call stack, if the recording has call stacks.
     pub stacks: BTreeMap<StackId, StackFaults>,
-}
-
-/// Faults on shared memory in aligned ranges of 2 MiB within one mapping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HugeShared {
-    /// Faults of `shared`.
-    pub first: u64,
-    /// Faults of `file`.
-    pub mapped: u64,
-    /// Huge pages that would be allocated.
-    pub folios: u64,
-    /// Faults of other processes that would map existing huge pages.
-    pub maps: u64,
-}
-
-impl HugeShared {
-    /// Returns the bytes that would be allocated and never touched.
-    pub fn unused(&self) -> u64 {
-        (self.folios * HUGE).saturating_sub(self.first) * PAGE_SIZE
-    }
+    /// The faults of each call stack in the memory of each call, if the call was recorded with its
+    /// call stack.
+    pub callers: BTreeMap<(StackId, Caller), u64>,
 }
 
 /// Mappings of one length.
@@ -121,15 +107,30 @@ impl Mappings {
 }
 
 impl Census {
-    /// Counts `trace`.
+    /// Counts `trace`, with huge pages of 2 MiB.
     ///
     /// # Errors
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
+        Self::with_huge(trace, 1 << THP)
+    }
+
+    /// Counts `trace`, with huge pages of `huge` pages.
+    ///
+    /// # Errors
+    /// The trace does not pass [`Trace::check`].
+    pub fn with_huge(trace: &Trace, huge: u64) -> Result<Self, PlanError> {
         plan::complete(trace)?;
-        let mut walk = Walk { last: vec![Run::default(); trace.threads.len()], ..Walk::default() };
+        let last = vec![Run::default(); trace.threads.len()];
+        let mut walk = Walk { last, huge, ..Walk::default() };
         walk.memories.resize_with(trace.processes.len(), Memory::default);
+        if trace.header.recorded.contains(Recorded::STACKS) {
+            walk.callers = Callers::new(trace);
+        }
         for event in &trace.events {
+            if trace.header.recorded.contains(Recorded::STACKS) {
+                walk.callers.step(trace, &event);
+            }
             let thread = event.thread as usize;
             let process = trace.threads[thread].process as usize;
             match event.kind {
@@ -210,18 +211,16 @@ struct Memory {
     folios: [SharedFolios; 2],
 }
 
-/// Huge pages of shared memory, by their first page.
-#[derive(Clone, Default)]
-struct SharedFolios {
-    /// The huge pages that this process or a relative would have allocated.
-    allocated: Rc<RefCell<PageSet>>,
-    /// The huge pages that this process would have mapped.
-    mapped: PageSet,
-}
-
 impl Memory {
-    /// Counts a fault on a `page` of shared anonymous memory in the mapping `range`.
-    fn shared_fault(&mut self, census: &mut Census, range: VirtRange, page: u64, access: Access) {
+    /// Counts a fault on a `page` of shared anonymous memory in the mapping `range`. A huge page
+    /// has `huge` pages.
+    fn shared_fault(
+        &mut self,
+        (census, huge): (&mut Census, u64),
+        range: VirtRange,
+        page: u64,
+        access: Access,
+    ) {
         let first = self.shared.borrow_mut().insert(page);
         // Only allocated pages are mapped around a load.
         let around = !first && access != Access::Write && !self.around.insert(page / AROUND);
@@ -231,8 +230,8 @@ impl Memory {
         *(if first { &mut census.shared } else { &mut census.file }) += 1;
         // The kernel aligns such a mapping to huge pages if shared memory has them.
         let start = range.start / PAGE_SIZE;
-        let folio = start + (page - start) / HUGE * HUGE;
-        if (folio + HUGE) * PAGE_SIZE > range.end {
+        let folio = start + (page - start) / huge * huge;
+        if (folio + huge) * PAGE_SIZE > range.end {
             return;
         }
         let asks = self.advice.get(&page).copied();
@@ -283,6 +282,9 @@ struct Walk {
     census: Census,
     memories: Vec<Memory>,
     last: Vec<Run>,
+    callers: Callers,
+    /// Pages of a huge page.
+    huge: u64,
     now: u64,
     unused: HashMap<u64, Vec<Unused>>,
 }
@@ -396,7 +398,11 @@ impl Walk {
                     self.memories[process].areas.remove(VirtRange::new(to, from));
                 }
             }
-            Kind::Advise { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+            Kind::Advise { .. }
+            | Kind::Caller { .. }
+            | Kind::Spawn { .. }
+            | Kind::Exec
+            | Kind::Exit => {}
         }
     }
 
@@ -408,7 +414,7 @@ impl Walk {
         let live = memory.live.range(..=at).next_back();
         faults.in_mapping =
             live.map_or(0, |(start, live)| if at < start + live.len { faults.zeroed } else { 0 });
-        let huge = HUGE * PAGE_SIZE;
+        let huge = self.huge * PAGE_SIZE;
         let first = at / huge * huge;
         if faults.zeroed > 0
             && let Met::Area(range, _) = memory.areas.meet(at)
@@ -418,6 +424,9 @@ impl Walk {
             faults.in_huge = faults.zeroed;
         }
         self.census.stacks.entry(stack).or_default().add(&faults);
+        if let Some(caller) = self.callers.of(process, at).filter(|_| faults.total() > 0) {
+            *self.census.callers.entry((stack, caller)).or_default() += faults.total();
+        }
     }
 
     /// Frees the pages of a range to the kernel, and ends the mappings that start there.
@@ -460,7 +469,7 @@ impl Walk {
             return;
         }
         if backing == Backing::SharedAnon {
-            return memory.shared_fault(&mut self.census, range, page, access);
+            return memory.shared_fault((&mut self.census, self.huge), range, page, access);
         }
         if !matches!(backing, Backing::Anon | Backing::Heap | Backing::Stack) {
             let executes = access == Access::Exec;
@@ -571,7 +580,7 @@ mod tests {
         assert_eq!((got.shared, got.file, got.faults()), (701, 0, 701));
         // The last pages of the mapping do not fill a huge page.
         let want = HugeShared { first: 700, mapped: 0, folios: 2, maps: 0 };
-        assert_eq!((got.huge_shared, want.unused()), (want, 324 * PAGE_SIZE));
+        assert_eq!((got.huge_shared, want.unused(512)), (want, 324 * PAGE_SIZE));
         let huge = got.with_huge_shared(got.huge_shared);
         assert_eq!((huge.shared, huge.shared_folios, huge.faults()), (1, 2, 3));
         assert_eq!(got.huge_asked, HugeShared::default());
@@ -600,7 +609,7 @@ mod tests {
     fn shared_memory_is_allocated_once_for_all_processes() {
         use crate::event::{Event, ProcessInfo, ThreadInfo};
         let mut trace = Trace::of_one_thread([map(512, Backing::SharedAnon)]);
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         (0..32).for_each(|page| push(0, fault(page, Access::Write)));

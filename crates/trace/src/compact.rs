@@ -12,7 +12,7 @@ use std::path::Path;
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
 /// The written version. Earlier versions can be read, too.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
 /// The first version with resident pages.
@@ -21,6 +21,10 @@ const WITH_RESIDENT: u32 = 3;
 const WITH_STACKS: u32 = 4;
 /// The first version with the number of omitted faults.
 const WITH_OMITTED: u32 = 4;
+/// The first version with the numbers of processes.
+const WITH_PIDS: u32 = 5;
+/// The first version with the callers of calls.
+const WITH_CALLERS: u32 = 5;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
@@ -227,6 +231,7 @@ impl Writer {
         self.varint(trace.processes.len() as u64);
         for process in &trace.processes {
             self.varint(process.parent.map_or(0, |parent| u64::from(parent) + 1));
+            self.varint(process.pid.map_or(0, |pid| u64::from(pid) + 1));
         }
         self.varint(trace.threads.len() as u64);
         for thread in &trace.threads {
@@ -307,6 +312,7 @@ impl Writer {
                 self.varint(advice.into());
             }
             Kind::Brk { end } => self.varint(end),
+            Kind::Caller { stack } => self.varint(stack.number().into()),
             Kind::Spawn { child, .. } => self.varint(child.into()),
             Kind::Exec | Kind::Exit => {}
         }
@@ -331,6 +337,7 @@ fn code_of(kind: &Kind) -> (u8, u8) {
         Kind::Exec => (10, 0),
         Kind::Exit => (11, 0),
         Kind::Resident { written, .. } => (12, u8::from(written)),
+        Kind::Caller { .. } => (13, 0),
     }
 }
 
@@ -448,7 +455,11 @@ impl<'a> Reader<'a> {
             Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes };
         let processes = self.count(MAX_THREADS, "processes")?;
         let processes = (0..processes)
-            .map(|_| Ok(ProcessInfo { parent: self.small()?.checked_sub(1) }))
+            .map(|_| {
+                let parent = self.small()?.checked_sub(1);
+                let pid = if self.version < WITH_PIDS { 0 } else { self.small()? };
+                Ok(ProcessInfo { parent, pid: pid.checked_sub(1) })
+            })
             .collect::<Result<_, String>>()?;
         let threads = self.count(MAX_THREADS, "threads")?;
         let threads = (0..threads)
@@ -566,6 +577,9 @@ impl<'a> Reader<'a> {
             8 => Kind::Brk { end: self.varint()? },
             10 => Kind::Exec,
             11 => Kind::Exit,
+            13 if self.version >= WITH_CALLERS => {
+                Kind::Caller { stack: StackId::new(self.small()?) }
+            }
             _ => return Err(format!("unknown event code {code}")),
         })
     }

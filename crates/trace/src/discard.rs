@@ -412,7 +412,7 @@ mod tests {
     fn frames_of_an_ended_process_are_warm_except_those_of_its_parent() {
         let events = [&[map(8, 0x22)][..], &touch(0..8)].concat();
         let mut trace = Trace::of_one_thread(events);
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         push(0, Kind::Spawn { child: 1, birth: Birth::Fork });

@@ -62,7 +62,7 @@ bitflags! {
         const CLONE_FLAGS = 1 << 10;
         /// The offset in its page of the instruction of each fault.
         const INSTRUCTIONS = 1 << 11;
-        /// The call stack of each fault.
+        /// The call stack of each fault, and of calls that create memory.
         const STACKS = 1 << 12;
     }
 }
@@ -281,6 +281,12 @@ pub enum Kind {
         /// The break.
         end: u64,
     },
+    /// The call stack of the next event, a call of the same thread that creates memory: `mmap`,
+    /// `mremap` or `brk`.
+    Caller {
+        /// The call stack, in [`Trace::stacks`].
+        stack: StackId,
+    },
     /// A thread or process began.
     Spawn {
         /// The index of the child in [`Trace::threads`].
@@ -345,6 +351,9 @@ pub struct ThreadInfo {
 pub struct ProcessInfo {
     /// The index of the process that created it, if recorded.
     pub parent: Option<u32>,
+    /// Its number in the recorder's PID namespace, if recorded. A later process can have the same
+    /// number.
+    pub pid: Option<u32>,
 }
 
 /// A recording.
@@ -358,7 +367,7 @@ pub struct Trace {
     pub threads: Vec<ThreadInfo>,
     /// The operations of the threads, in order of time.
     pub events: Events,
-    /// The call stacks of the faults.
+    /// The call stacks of the faults and of the calls that create memory.
     pub stacks: Stacks,
 }
 
@@ -410,7 +419,7 @@ impl Trace {
         let event = |kind| Event { time_us: 0, thread: 0, kind };
         Self {
             header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: events.into_iter().map(event).collect(),
             stacks: Stacks::default(),
@@ -481,12 +490,12 @@ impl Trace {
                     return wrong("the new thread is in the wrong process");
                 }
             }
-            if let Kind::Fault { stack, .. } = event.kind
+            if let Kind::Fault { stack, .. } | Kind::Caller { stack } = event.kind
                 && stack.frame().is_some_and(|frame| frame >= self.stacks.frames.len())
             {
                 return wrong("the call stack is not in the table");
             }
-            if let Kind::Fault { stack, .. } = event.kind
+            if let Kind::Fault { stack, .. } | Kind::Caller { stack } = event.kind
                 && stack != StackId::NONE
                 && !self.header.recorded.contains(Recorded::STACKS)
             {
@@ -547,7 +556,11 @@ impl Kind {
             Self::Remap { old, old_len, new, new_len, .. } => {
                 fits(new, new_len) && (fits(old, old_len) || (old_len == 0 && fits(old, size)))
             }
-            Self::Brk { .. } | Self::Spawn { .. } | Self::Exec | Self::Exit => true,
+            Self::Brk { .. }
+            | Self::Caller { .. }
+            | Self::Spawn { .. }
+            | Self::Exec
+            | Self::Exit => true,
         }
     }
 }

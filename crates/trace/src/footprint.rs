@@ -102,7 +102,10 @@ pub fn changes(trace: &Trace, mut take: impl FnMut(Change)) {
                 memory.threads -= 1;
                 if memory.threads == 0 { memory.remove(0, u64::MAX) } else { 0 }
             }
-            Kind::Area { .. } | Kind::Protect { .. } | Kind::Advise { .. } => 0,
+            Kind::Area { .. }
+            | Kind::Protect { .. }
+            | Kind::Advise { .. }
+            | Kind::Caller { .. } => 0,
         };
         if pages != 0 {
             take(Change { time_us: event.time_us, process, pages });

@@ -5,6 +5,7 @@ mod huge;
 
 pub use huge::HugeForks;
 
+use crate::anticipate::folio::THP;
 use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
 use crate::page_set::{PageSet, pages};
 use crate::plan::PlanError;
@@ -67,14 +68,22 @@ pub struct Forks {
 }
 
 impl Forks {
-    /// Counts `trace`.
+    /// Counts `trace`, with huge pages of 2 MiB.
     ///
     /// # Errors
     /// The trace does not pass [`Trace::check`].
     pub fn of(trace: &Trace) -> Result<Self, PlanError> {
+        Self::with_huge(trace, 1 << THP)
+    }
+
+    /// Counts `trace`, with huge pages of `huge` pages.
+    ///
+    /// # Errors
+    /// The trace does not pass [`Trace::check`].
+    pub fn with_huge(trace: &Trace, huge: u64) -> Result<Self, PlanError> {
         trace.check().map_err(|(event, reason)| PlanError { event, reason })?;
         let mut out = Self::default();
-        let mut memories = vec![Memory::default(); trace.processes.len()];
+        let mut memories = vec![Memory::new(huge); trace.processes.len()];
         for (memory, threads) in memories.iter_mut().zip(trace.first_threads()) {
             memory.threads = threads;
         }
@@ -116,7 +125,7 @@ impl Forks {
                         out.execute_entries += entries;
                     }
                     end(&mut memories, process);
-                    memories[process] = Memory { threads: 1, ..Memory::default() };
+                    memories[process] = Memory { threads: 1, ..Memory::new(huge) };
                 }
                 kind => memories[process].step(kind, &mut out),
             }
@@ -136,7 +145,7 @@ fn end(memories: &mut [Memory], process: usize) {
 }
 
 /// The private memory of a process, in pages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Memory {
     /// Shared memory, whose pages `fork` does not share by copy-on-write.
     shared: RangeSet<u64>,
@@ -145,7 +154,7 @@ struct Memory {
     /// Private pages that existed at the last fork, and are not copied yet.
     inherited: PageSet,
     brk: Option<u64>,
-    /// The blocks of 2 MiB that could be huge pages.
+    /// The aligned blocks that could be huge pages.
     blocks: Blocks,
     is_child: bool,
     /// The ancestors that share pages with this process: those without another program since.
@@ -158,6 +167,22 @@ struct Memory {
 }
 
 impl Memory {
+    /// Creates the memory of a process without pages, with huge pages of `huge` pages.
+    fn new(huge: u64) -> Self {
+        Self {
+            shared: RangeSet::new(),
+            private: PageSet::default(),
+            inherited: PageSet::default(),
+            brk: None,
+            blocks: Blocks::new(huge),
+            is_child: false,
+            sharers: Vec::new(),
+            living: 0,
+            threads: 0,
+            copied_entries: None,
+        }
+    }
+
     fn step(&mut self, kind: Kind, out: &mut Forks) {
         self.blocks.step(kind);
         match kind {
@@ -269,7 +294,7 @@ mod tests {
     fn forked(backing: Backing, events: &[(u32, Kind)]) -> Forks {
         let first = [map(backing)].into_iter().chain((0..40).map(|page| fault(page, false)));
         let mut trace = Trace::of_one_thread(first);
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         push(0, Kind::Spawn { child: 1, birth: Birth::Fork });
@@ -334,7 +359,7 @@ mod tests {
         let first = [map(Backing::Anon)].into_iter().chain((0..40).map(|page| fault(page, false)));
         let mut trace = Trace::of_one_thread(first);
         for process in 1..3 {
-            trace.processes.push(ProcessInfo { parent: Some(process - 1) });
+            trace.processes.push(ProcessInfo { parent: Some(process - 1), pid: None });
             trace.threads.push(ThreadInfo { process, name: String::new() });
         }
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
@@ -364,7 +389,7 @@ mod tests {
         trace.header.recorded = Recorded::USER_FAULTS | Recorded::STACKS;
         trace.stacks.functions.push(Function::default());
         trace.stacks.frames = vec![Frame { caller: StackId::NONE, function: 0, line: 0 }; 2];
-        trace.processes.push(ProcessInfo { parent: Some(0) });
+        trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
         let mut push = |thread, kind| trace.events.push(Event { time_us: 0, thread, kind });
         push(0, Kind::Spawn { child: 1, birth: Birth::Fork });

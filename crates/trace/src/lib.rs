@@ -29,6 +29,7 @@
 pub mod anticipate;
 pub mod blocks;
 pub mod bound;
+pub mod callers;
 pub mod census;
 pub mod commit;
 pub mod compact;

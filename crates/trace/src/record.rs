@@ -272,7 +272,7 @@ impl Setup {
         Ok(Self { perf, extent, raw_syscalls, privileged, shortfalls, stacks: None })
     }
 
-    /// Records the call stack of each fault, too.
+    /// Records the call stack of each fault and of each call that creates memory, too.
     pub fn with_stacks(self, stacks: Option<Unwind>) -> Self {
         Self { stacks, ..self }
     }
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn call_stacks_are_recorded_for_faults_only() {
+    fn call_stacks_are_recorded_for_faults_and_calls_that_create_memory() {
         let dir = tracefs("stacks", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         let of = |unwind, period| {
@@ -571,7 +571,13 @@ mod tests {
         assert!(events.contains(&"exceptions:page_fault_user".into()) && !user);
         let (events, user) = of(Some(Unwind::FramePointers), 1);
         assert!(events.contains(&"exceptions:page_fault_kernel/call-graph=fp/".into()) && user);
-        assert!(events.contains(&"syscalls:sys_enter_mmap".into()));
+        for call in ["mmap", "brk", "mremap"] {
+            let enter = format!("syscalls:sys_enter_{call}/call-graph=fp/");
+            assert!(events.contains(&enter.into()), "{events:?}");
+        }
+        for event in ["sys_exit_mmap", "sys_enter_munmap", "sys_enter_mprotect"] {
+            assert!(events.contains(&format!("syscalls:{event}").into()), "{events:?}");
+        }
         let (events, _) = of(Some(Unwind::Dwarf), 8);
         let sampled = "page-faults/period=8,call-graph=dwarf,stack-size=8192/";
         assert!(events.contains(&sampled.into()), "{events:?}");

@@ -215,8 +215,8 @@ fn instruction_offset_is_checked_and_needs_version_2() {
         (2, one_fault(with, &[0x81, 0x80, 0x04]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
         (2, one_fault(without, &[1]), "bytes follow the last event"),
-        (5, one_fault(with, &[1]), "version 5; this reads versions 1 to 4"),
-        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 4"),
+        (6, one_fault(with, &[1]), "version 6; this reads versions 1 to 5"),
+        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 5"),
     ] {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -290,6 +290,42 @@ fn call_stacks_are_checked_and_need_version_4() {
     undeclared.header.recorded -= faultless_trace::event::Recorded::STACKS;
     let error = compact::encode(Path::new("one"), &undeclared).unwrap_err().to_string();
     assert!(error.contains("a recording without call stacks"), "{error}");
+}
+
+#[test]
+fn callers_and_process_numbers_need_version_5() {
+    use faultless_trace::event::StackId;
+    // The process has no parent. A function `f`, and its frame; the event *caller* replaces the
+    // fault.
+    let body = |pid: &[u8], stack: u8| {
+        let mut body = one_fault(1 | 1 << 12, &[stack]);
+        body.insert(10, 0);
+        let event = body.len() - 5;
+        let functions = [1, 1, b'f', 1, b'm', 0, 1, 0, 0, 7];
+        let mut body = [&body[..event], &functions, &body[event..]].concat();
+        let tag = body.len() - 4;
+        body[tag] = 13;
+        // The page of the fault.
+        body.remove(tag + 2);
+        // Behind the count of notes and of processes, and the parent.
+        body.splice(14..14, pid.iter().copied());
+        body
+    };
+    let read = |version, body: &[u8]| parse(Path::new("one"), &sealed_as(version, body));
+    for (number, pid) in [(0, None), (8, Some(7))] {
+        let trace = read(5, &body(&[number], 1)).unwrap();
+        assert_eq!(only(&trace), Kind::Caller { stack: StackId::new(1) });
+        assert_eq!(trace.processes[0].pid, pid);
+        let again = compact::encode(Path::new("one"), &trace).unwrap();
+        assert_eq!(parse(Path::new("one"), &again).unwrap(), trace);
+    }
+    for (version, body, why) in [
+        (4, body(&[], 1), "unknown event code 13"),
+        (5, body(&[0], 2), "the call stack is not in the table"),
+    ] {
+        let error = read(version, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]
@@ -383,7 +419,7 @@ fn huge_ranges_are_walked_quickly() {
     ];
     let trace = Trace {
         header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }],
+        processes: vec![ProcessInfo { parent: None, pid: None }],
         threads: vec![ThreadInfo { process: 0, name: String::new() }],
         events: kinds.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
         ..Trace::default()

@@ -82,6 +82,7 @@ fn kind() -> impl Strategy<Value = Kind> {
             }
         ),
         1 => (0..PAGES * 4096).prop_map(|offset| Kind::Brk { end: BASE + offset }),
+        1 => (0..=STACKS).prop_map(|stack| Kind::Caller { stack: StackId::new(stack) }),
     ]
 }
 
@@ -106,6 +107,11 @@ fn trace() -> impl Strategy<Value = Trace> {
             {
                 (*instruction, *stack) = (None, StackId::NONE);
             }
+            if let Kind::Caller { stack } = &mut kind
+                && !recorded
+            {
+                *stack = StackId::NONE;
+            }
             events.push(Event { time_us: now, thread, kind });
             if number == fork_at {
                 let kind = Kind::Spawn { child: 3, birth: Birth::Fork };
@@ -123,7 +129,10 @@ fn trace() -> impl Strategy<Value = Trace> {
                 notes: vec!["made up".into()],
                 ..Header::default()
             },
-            processes: vec![ProcessInfo { parent: None }, ProcessInfo { parent: Some(0) }],
+            processes: vec![
+                ProcessInfo { parent: None, pid: Some(7) },
+                ProcessInfo { parent: Some(0), pid: None },
+            ],
             threads: vec![thread(0), thread(0), thread(0), thread(1)],
             events: events.into_iter().collect(),
             stacks: if recorded { stacks() } else { Stacks::default() },
@@ -243,7 +252,7 @@ fn independent_threads_do_not_wait() {
     }
     let threads = (0..THREADS).map(|_| ThreadInfo { process: 0, name: String::new() }).collect();
     let header = Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() };
-    let processes = vec![ProcessInfo { parent: None }];
+    let processes = vec![ProcessInfo { parent: None, pid: None }];
     let trace = Trace { header, processes, threads, events, ..Trace::default() };
     let plan = Plan::new(&trace).unwrap();
     assert!(plan.threads().iter().all(|thread| thread.wait_count() == 0));

@@ -3,8 +3,9 @@
 
 mod made;
 
+use faultless_trace::census::Census;
 use faultless_trace::error::Place;
-use faultless_trace::event::{Access, Birth, Prot};
+use faultless_trace::event::{Access, Birth, Prot, Recorded};
 use faultless_trace::plan::Plan;
 use faultless_trace::{Error, Kind, Trace, parse, read};
 use made::{CODE, Made, Packing, START, VERSIONS, Version, record};
@@ -82,6 +83,24 @@ fn streams_have_the_events_of_files() {
             assert_eq!(trace.header.recorded, file.header.recorded);
         }
     }
+}
+
+#[test]
+fn call_stack_of_a_call_precedes_its_event() {
+    let version = Version { chains: true, ..VERSIONS[0] };
+    let trace = of(&Made::new(version).file(Packing::None)).unwrap();
+    check(version, &trace);
+    let kinds = kinds(&trace);
+    let map = kinds.iter().position(|kind| matches!(kind, Kind::Map { .. })).unwrap();
+    let Kind::Caller { stack } = kinds[map - 1] else { panic!("{kinds:?}") };
+    // The file does not exist.
+    let modules: Vec<_> = trace.stacks.of(stack).map(|(_, function)| &*function.module).collect();
+    assert_eq!(modules, ["app", "app"]);
+    assert!(trace.header.recorded.contains(Recorded::STACKS));
+    let pids: Vec<_> = trace.processes.iter().map(|process| process.pid).collect();
+    assert_eq!(pids, [Some(100), Some(101)]);
+    let callers = Census::of(&trace).unwrap().callers;
+    assert!(callers.is_empty(), "the faults have no call stacks");
 }
 
 /// Names of events come from the tracing data, from EVENT_UPDATE or from EVENT_DESC.

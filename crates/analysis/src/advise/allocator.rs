@@ -9,7 +9,6 @@ use super::sysfs::Mode;
 use super::time::{folio_saving, touch_time};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
 
 /// Pages of arenas below which their number is not worth a line.
@@ -24,7 +23,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Vec<Item> {
 /// glibc's `malloc` requests huge pages.
 fn malloc_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
     // A request has no effect if all memory gets huge pages.
-    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
+    let permitted = findings.sizes.thp_mode() == Mode::Madvise;
     let [off, on] = &findings.malloc_huge;
     (permitted && findings.program.glibc).then(|| Item {
         name: "malloc on THP".into(),

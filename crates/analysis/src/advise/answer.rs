@@ -257,6 +257,14 @@ impl<'a> Answer<'a> {
             figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
             let copied = Number::Whole(site.copied.total());
             figures.figure(&context, "site_pages_copied_after_forks", "pages", copied)?;
+            for creator in &site.creators {
+                let mut context = context.clone();
+                let label = creator.label();
+                context.setting = format!("{}, memory of {label}", context.setting);
+                context.params.insert("memory_of".to_owned(), label.into());
+                let bytes = Number::Whole(creator.bytes);
+                figures.figure(&context, "site_bytes_by_call", "bytes", bytes)?;
+            }
         }
         self.process_figures(figures, context)?;
         self.fork_figures(figures, context)?;
@@ -325,10 +333,12 @@ impl Answer<'_> {
             return Ok(());
         }
         for process in &self.processes {
-            let mut context = context.clone();
+            let setting = format!("process {}", process.label());
+            let mut context = Context { setting, ..context.clone() };
             context.params.extend([
                 ("process".to_owned(), process.process.into()),
                 ("process_name".to_owned(), process.name.as_str().into()),
+                ("process_pid".to_owned(), process.pid.into()),
                 ("process_parent".to_owned(), process.parent.into()),
             ]);
             for (metric, unit, count) in [

@@ -4,13 +4,12 @@ use super::findings::Findings;
 use super::item::{Apply, Open, size};
 use super::sysfs::{Mode, THP};
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
-use faultless_trace::blocks::{Collapsed, PAGES};
+use faultless_trace::blocks::Collapsed;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The advised limit of empty pages: an eighth of a huge page.
-const ADVISED: u64 = PAGES / 8;
+/// The share of empty pages in a huge page that is advised as the limit: an eighth.
+const ADVISED: u64 = 8;
 /// Bytes of additional memory below which a line is not worth the reader's time.
 const FEW: u64 = 4 << 20;
 
@@ -27,20 +26,23 @@ pub fn open(findings: &Findings) -> Option<Open> {
 
 /// Returns the advice, if the host permits `limit` empty pages.
 fn with_limit(findings: &Findings, limit: u64) -> Option<Open> {
-    let applies = match findings.sizes.mode(LARGEST) {
+    // The limit is a number of base pages.
+    let advised = findings.blocks.pages() / findings.small_pages / ADVISED;
+    let applies = match findings.sizes.thp_mode() {
         Mode::Always => true,
         Mode::Madvise => findings.census.asks_for_huge,
         Mode::Never => false,
     };
-    let [now, with] = [limit, ADVISED].map(|limit| findings.blocks.collapsed(limit));
+    let [now, with] =
+        [limit, advised].map(|limit| findings.blocks.collapsed(limit * findings.small_pages));
     let bytes = |collapsed: Collapsed| collapsed.unused * PAGE_SIZE;
     let less = bytes(now).saturating_sub(bytes(with));
-    (applies && limit > ADVISED && less >= FEW).then(|| Open {
+    (applies && limit > advised && less >= FEW).then(|| Open {
         name: "khugepaged keeps empty pages".into(),
-        action: format!("echo {ADVISED} > {}", file().display()),
+        action: format!("echo {advised} > {}", file().display()),
         why: format!(
             "with max_ptes_none={limit} khugepaged can make {} huge pages of memory that stays \
-             mapped, and adds {} that the program has not touched; with {ADVISED} it makes {} and \
+             mapped, and adds {} that the program has not touched; with {advised} it makes {} and \
              adds {}. The saved TLB misses are in no recording",
             now.blocks,
             size(bytes(now)),
@@ -64,9 +66,21 @@ mod tests {
         findings.blocks = sparse();
         let got = with_limit(&findings, 511).expect("4 blocks of one page each");
         assert!(got.why.contains("4 huge pages") && got.why.contains("adds 7 MiB"), "{got:?}");
-        assert!(with_limit(&findings, ADVISED).is_none(), "the advised limit");
+        assert!(with_limit(&findings, 64).is_none(), "the advised limit");
         findings.sizes = sizes(Mode::Madvise);
         assert!(with_limit(&findings, 511).is_none(), "no huge pages");
+    }
+
+    #[test]
+    fn limit_of_empty_pages_follows_the_base_page() {
+        let mut findings = findings("python", sizes(Mode::Always));
+        findings.small_pages = 16;
+        findings.blocks = faultless_trace::blocks::Blocks::new(1 << 17);
+        findings.blocks.add_block(16);
+        let got = with_limit(&findings, 8191).expect("a block of one page of 64 KiB");
+        assert!(got.action.starts_with("echo 1024 > "), "{got:?}");
+        assert!(got.why.contains("1 huge pages") && got.why.contains("adds 511 MiB"), "{got:?}");
+        assert!(with_limit(&findings, 8190).is_none(), "too many empty pages");
     }
 
     /// Returns 4 blocks with one page each.

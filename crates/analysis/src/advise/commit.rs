@@ -11,23 +11,22 @@ use super::time::folio_saving;
 use crate::number::plural;
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
-use faultless_trace::anticipate::folio::{Folios, LARGEST, folios_of};
+use faultless_trace::anticipate::folio::{Folios, folios_of};
 use faultless_trace::event::{Backing, Event, Kind, Prot};
 use faultless_trace::plan::PlanError;
 
 const MAP_STACK: u32 = 0x2_0000;
 const MADV_HUGEPAGE: u32 = 14;
-/// Bytes of the smallest mapping with a request.
-const HUGE: u64 = PAGE_SIZE << LARGEST;
 
 /// Returns the folios if reserved memory is writable at once, with the orders `all` for all memory
-/// and `asked` for memory with a request. The allocator also `requests` huge pages then, or not.
+/// and `asked` for memory with a request. With `requests`, the allocator also requests huge pages,
+/// of this number of pages, for each mapping of at least a huge page.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
 pub fn committed_at_once(
     trace: &Trace,
-    requests: bool,
+    requests: Option<u64>,
     all: &[u8],
     asked: &[u8],
 ) -> Result<Folios, PlanError> {
@@ -35,7 +34,7 @@ pub fn committed_at_once(
 }
 
 /// Returns the events of a program that makes all private anonymous memory writable at its mapping.
-fn committing(trace: &Trace, requests: bool) -> impl Iterator<Item = Event> {
+fn committing(trace: &Trace, requests: Option<u64>) -> impl Iterator<Item = Event> {
     let writable = Prot::READ | Prot::WRITE;
     trace.events.iter().flat_map(move |event| {
         let with = |kind| Some(Event { kind, ..event });
@@ -45,7 +44,8 @@ fn committing(trace: &Trace, requests: bool) -> impl Iterator<Item = Event> {
             {
                 let map = Kind::Map { start, len, prot: writable, flags, backing: Backing::Anon };
                 let advise = Kind::Advise { start, len, advice: MADV_HUGEPAGE };
-                [with(map), with(advise).filter(|_| requests && len >= HUGE)]
+                let large = requests.is_some_and(|huge| len >= huge * PAGE_SIZE);
+                [with(map), with(advise).filter(|_| large)]
             }
             // The memory is writable already.
             Kind::Protect { prot, .. } if prot == writable => [None, None],
@@ -88,6 +88,7 @@ mod tests {
     use super::super::linked::EAGER;
     use super::super::sysfs::Mode;
     use super::*;
+    use faultless_trace::anticipate::folio::THP;
     use faultless_trace::commit::Commits;
     use faultless_trace::event::{Access, Header, ProcessInfo, Recorded, ThreadInfo};
 
@@ -106,7 +107,7 @@ mod tests {
         }
         Trace {
             header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: kinds.into_iter().map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
             ..Trace::default()
@@ -117,13 +118,15 @@ mod tests {
     fn memory_committed_at_once_gets_huge_pages() {
         let trace = on_demand();
         let of = |requests: bool, all: &[u8]| {
-            let mapped =
-                committed_at_once(&trace, requests, all, &[LARGEST]).expect("valid").mapped;
-            (mapped[0], mapped[usize::from(LARGEST)])
+            let requests = requests.then_some(1 << THP);
+            let mapped = committed_at_once(&trace, requests, all, &[THP]).expect("valid").mapped;
+            (mapped[0], mapped[usize::from(THP)])
         };
         let huge = (0, 2);
-        assert_eq!((of(true, &[]), of(false, &[]), of(false, &[LARGEST])), (huge, (1024, 0), huge));
-        let now = faultless_trace::anticipate::folio::folios(&trace, &[LARGEST], &[]);
+        assert_eq!((of(true, &[]), of(false, &[]), of(false, &[THP])), (huge, (1024, 0), huge));
+        let large = committed_at_once(&trace, Some(8192), &[], &[THP]).expect("valid");
+        assert_eq!(large.mapped[0], 1024, "no mapping has 32 MiB");
+        let now = faultless_trace::anticipate::folio::folios(&trace, &[THP], &[]);
         assert_eq!(now.expect("valid").mapped[0], 1024);
     }
 
@@ -148,14 +151,16 @@ mod tests {
         let got = predicted(&linked, &findings, &costs()).expect("64 calls");
         assert_eq!((got.saving, got.spared), (64.0 * 500.0, Some(0.0)));
         let trace = on_demand();
-        let folios =
-            |requests| committed_at_once(&trace, requests, &[], &[LARGEST]).expect("valid");
+        let folios = |requests: bool| {
+            let requests = requests.then_some(1 << THP);
+            committed_at_once(&trace, requests, &[], &[THP]).expect("valid")
+        };
         findings.now = folios(false);
         findings.committed = Some([folios(false), folios(true)]);
         let small = predicted(&linked, &findings, &costs()).expect("64 calls");
         assert_eq!(small.saving, got.saving);
         let huge = predicted(&mimalloc(true), &findings, &costs()).expect("64 calls");
-        let want = 1024.0 * costs().page - 2.0 * costs().folio(LARGEST).0 + got.saving;
+        let want = 1024.0 * costs().page - 2.0 * costs().folio(THP).0 + got.saving;
         assert!((huge.saving - want).abs() < 1.0, "{} is not {want}", huge.saving);
         assert_eq!(huge.spared, Some(1022.0));
         let set = EAGER[..2].iter().map(|(name, value)| ((*name).into(), (*value).into()));

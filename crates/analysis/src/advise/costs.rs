@@ -10,7 +10,7 @@ use crate::host;
 use crate::observer::Observer;
 use crate::processor;
 use crate::rates::median;
-use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::anticipate::folio::{LARGEST, THP, thp};
 use memmap2::MmapMut;
 use std::fs;
 use std::hint::black_box;
@@ -71,6 +71,8 @@ pub struct Meter {
     consent: bool,
     /// Whether the host takes free memory back.
     reporting: bool,
+    /// The order of THP on this host.
+    thp: u8,
 }
 
 /// Nanoseconds on this host.
@@ -103,6 +105,8 @@ pub struct Costs {
     pub walk: Option<f64>,
     /// Whether this is a virtual machine.
     pub virtual_machine: bool,
+    /// The order of THP, in pages of 4 KiB.
+    pub thp: u8,
 }
 
 impl Meter {
@@ -117,8 +121,9 @@ impl Meter {
         let orders = sizes.sizes.iter().map(|(order, _)| *order);
         let usable = |order: &u8| consent || sizes.mode(*order) != Mode::Never;
         let mut orders: Vec<u8> = orders.filter(usable).collect();
-        if sizes.sizes.is_empty() && sizes.mode(LARGEST) != Mode::Never {
-            orders.push(LARGEST);
+        let thp = sizes.thp;
+        if sizes.sizes.is_empty() && sizes.thp_mode() != Mode::Never {
+            orders.push(thp);
         }
         Ok(Self {
             quiet: host_faults(QUIET)?,
@@ -135,7 +140,9 @@ impl Meter {
             walk: None,
             orders,
             consent,
-            reporting: reporting(),
+            // Larger huge pages are too large for this measurement.
+            reporting: reporting() && thp == THP,
+            thp,
         })
     }
 
@@ -150,7 +157,7 @@ impl Meter {
         add(&mut self.pretouched, life(Way::Pretouched)?);
         for order in self.orders.clone() {
             let _loan = self.permit(order, observer)?;
-            if order == LARGEST && self.reporting && self.fresh.len() < WAITED {
+            if order == self.thp && self.reporting && self.fresh.len() < WAITED {
                 thread::sleep(REPORTED);
                 add(&mut self.fresh, fresh_huge()?);
             }
@@ -172,8 +179,8 @@ impl Meter {
     /// A setting cannot be changed.
     pub fn measure_walks(&mut self, observer: &dyn Observer) -> Result<(), Error> {
         let fits = host::afford("memory for page walks", WALKED as u64).is_ok();
-        if fits && self.orders.contains(&LARGEST) {
-            let _loan = self.permit(LARGEST, observer)?;
+        if fits && self.orders.contains(&self.thp) {
+            let _loan = self.permit(self.thp, observer)?;
             self.walk = walks::saved(WALKED)?;
         }
         Ok(())
@@ -187,11 +194,11 @@ impl Meter {
     /// # Errors
     /// The host does not have this amount of memory.
     pub fn prepare(&self, bytes: u64, observer: &dyn Observer) -> Result<(), Error> {
-        if self.reporting && self.orders.contains(&LARGEST) {
+        if self.reporting && self.orders.contains(&self.thp) {
             // The program's own file and the stacks of its threads use memory, too.
             let bytes = bytes + bytes / 4;
             host::afford("memory to use before each run", bytes)?;
-            let _loan = self.permit(LARGEST, observer)?;
+            let _loan = self.permit(self.thp, observer)?;
             use_huge(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         }
         Ok(())
@@ -216,6 +223,7 @@ impl Meter {
             shared: self.shared.each_ref().map(|rounds| median(rounds)),
             walk: self.walk,
             virtual_machine: processor::is_virtual(),
+            thp: self.thp,
             // Part of the memory may have been in use recently. The most expensive round had the
             // least of such memory.
             fresh: self.fresh.iter().copied().reduce(f64::max),
@@ -229,12 +237,12 @@ impl Costs {
     /// zeroing, and the folio adds one and a half times the remaining cost of a fault.
     pub fn folio(&self, order: u8) -> (f64, bool) {
         let pages = f64::from(1u32 << order);
-        let fresh = self.fresh.filter(|_| order == LARGEST);
+        let fresh = self.fresh.filter(|_| order == self.thp);
         if let Some(page) = fresh.or(self.folios[usize::from(order)]) {
             return (page * pages, true);
         }
         // A cost that was measured on a busy host may be negative.
-        let each = self.folios[usize::from(LARGEST)].unwrap_or(self.zeroing);
+        let each = self.folios[usize::from(self.thp)].unwrap_or(self.zeroing);
         let each = each.min(self.page).max(0.0);
         (FOLIO * (self.page - each) + each * pages, false)
     }
@@ -247,11 +255,11 @@ impl Costs {
     /// Returns the full cost of a huge page of shared memory, and whether the cost was measured.
     /// See [`folio`](Self::folio).
     pub fn shared_huge(&self) -> (f64, bool) {
-        let pages = f64::from(1u32 << LARGEST);
+        let pages = f64::from(1u32 << self.thp);
         if let Some(page) = self.fresh.or(self.shared[1]) {
             return (page * pages, true);
         }
-        (self.folio(LARGEST).0 + FOLIO * (self.shared() - self.page).max(0.0), false)
+        (self.folio(self.thp).0 + FOLIO * (self.shared() - self.page).max(0.0), false)
     }
 
     /// Returns whether the host takes free memory back, so that folios of the largest size are
@@ -272,15 +280,19 @@ impl Costs {
     }
 
     /// Returns the costs of this host, which has pages of 4 KiB, for a host whose pages are folios
-    /// of `order`: a fault zeroes all pages of the folio. All costs stay costs of 4 KiB.
+    /// of `order`: a fault zeroes all pages of the folio. A page of THP costs as much as on this
+    /// host. All costs stay costs of 4 KiB.
     pub fn with_pages_of(&self, order: u8) -> Self {
         let pages = f64::from(1u32 << order);
+        let thp = thp(1 << order);
+        let mut folios = self.folios;
+        folios[usize::from(thp)] = self.folios[usize::from(self.thp)];
         let page = self.folio(order).0 / pages;
         let shared = self.shared[0].map(|single| page + (single - self.page).max(0.0) / pages);
         let Faults { touch, populate, call } = self.quiet;
         let touch = populate + (touch - populate) / pages;
         let quiet = Faults { touch, populate, call };
-        Self { quiet, page, shared: [shared, None], ..self.clone() }
+        Self { quiet, page, shared: [shared, None], folios, thp, ..self.clone() }
     }
 
     /// Returns the costs for a program of whose faults this `share` gets a frame that is still in a
@@ -308,6 +320,7 @@ impl Costs {
             // Not a part of the faults.
             walk: self.walk,
             virtual_machine: self.virtual_machine,
+            thp: self.thp,
         }
     }
 
@@ -372,6 +385,7 @@ pub(super) mod tests {
             virtual_machine: true,
             fresh: None,
             walk: None,
+            thp: THP,
         }
     }
 
@@ -392,6 +406,9 @@ pub(super) mod tests {
         let exception = large.quiet.exception() * 16.0;
         assert!((exception - small.quiet.exception()).abs() < 1e-6, "one exception for each fault");
         assert_eq!((large.mapping, large.populated), (small.mapping, small.populated));
+        // THP of 512 MiB, at the cost of each page of 2 MiB.
+        assert_eq!((large.thp, large.folio(17)), (17, (300.0 * 131_072.0, true)));
+        assert!(!small.folio(17).1, "computed");
     }
 
     #[test]

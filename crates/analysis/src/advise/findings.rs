@@ -13,14 +13,14 @@ use super::others::huge_arenas;
 use super::program::Program;
 use super::python::collector_copies;
 use super::stalls::Stalls;
-use super::sysfs::{Mode, SMALLEST, Shmem, Sizes};
+use super::sysfs::{Mode, Shmem, Sizes};
 use crate::error::Error;
 use crate::observer::Observer;
 use crate::replay::{Effect, Source, prefault};
 use crate::settings::{Regime, Settings};
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate;
-use faultless_trace::anticipate::folio::{Folios, LARGEST, folios, folios_of};
+use faultless_trace::anticipate::folio::{Folios, THP, folios, folios_of};
 use faultless_trace::blocks::Blocks;
 use faultless_trace::census::Census;
 use faultless_trace::commit::Commits;
@@ -88,7 +88,7 @@ pub struct Findings {
     pub file_cost: Option<FileCost>,
     /// The time of reads from a cold page cache; `None` without a measurement.
     pub cold_cost: Option<ColdCost>,
-    /// The use of memory in blocks of 2 MiB.
+    /// The use of memory in blocks of the size of a huge page.
     pub blocks: Blocks,
     /// Estimated page walks (TLB misses) for private memory in the run without a recorder.
     pub walks: Option<f64>,
@@ -118,7 +118,7 @@ const REPLAYS: u64 = 8;
 
 impl Findings {
     /// Steps of progress of [`of`](Self::of), about.
-    pub const STEPS: u64 = LARGEST as u64 + 7 + REPLAYS;
+    pub const STEPS: u64 = THP as u64 + 7 + REPLAYS;
 
     /// Returns the expected faults of a run without a recorder, with the host's huge pages.
     pub fn expected_faults(&self) -> u64 {
@@ -168,7 +168,7 @@ impl Findings {
 
     /// Corrects the counts for a program that switches huge pages off for itself.
     pub fn switch_huge_off(&mut self) {
-        self.sizes = Sizes { all: None, sizes: Vec::new() };
+        self.sizes = Sizes::none(self.sizes.thp);
         self.shmem = Shmem::NONE;
         self.shared = [self.census.clone(), self.census.clone()];
         self.with.clear();
@@ -208,9 +208,10 @@ impl Findings {
         let folios = |orders: &[u8]| counted(folios(trace, orders, &asked));
         observer.begin("counts faults with larger folios");
         let mut with = Vec::new();
-        for order in SMALLEST..=LARGEST {
+        let (thp, huge) = (sizes.thp, sizes.thp_pages());
+        for order in 1..=thp {
             let there = sizes.sizes.iter().any(|(size, _)| *size == order)
-                || order == LARGEST && sizes.all.is_some();
+                || order == thp && sizes.all.is_some();
             if there && !always.contains(&order) {
                 let orders = [&always[..], &[order]].concat();
                 with.push((order, folios(&orders)?));
@@ -219,11 +220,15 @@ impl Findings {
         let now = folios(&always)?;
         let without = counted(anticipate::folio::folios(trace, &[], &[]))?;
         observer.begin("counts faults with other settings of malloc");
-        let malloc = |orders: &[u8]| counted(folios_of(trace, of_malloc(trace), orders, &asked));
-        let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[LARGEST]].concat())?];
-        let arenas_huge = Some(counted(huge_arenas(trace, &always, &asked))?);
+        let malloc =
+            |orders: &[u8]| counted(folios_of(trace, of_malloc(trace, huge), orders, &asked));
+        let malloc_huge = [malloc(&always)?, malloc(&[&always[..], &[thp]].concat())?];
+        let arenas_huge = Some(counted(huge_arenas(trace, huge, &always, &asked))?);
         let commits = Commits::of(trace).map_err(wrong)?;
-        let at_once = |requests| counted(committed_at_once(trace, requests, &always, &asked));
+        let at_once = |requests: bool| {
+            let requests = requests.then_some(huge);
+            counted(committed_at_once(trace, requests, &always, &asked))
+        };
         let committed = match commits.calls {
             0 => None,
             _ => Some([at_once(false)?, at_once(true)?]),
@@ -247,8 +252,8 @@ impl Findings {
         };
         observer.advance(REPLAYS);
         observer.begin("counts faults by their cause");
-        let census = Census::of(trace).map_err(wrong)?;
-        let forks = Forks::of(trace).map_err(wrong)?;
+        let census = Census::with_huge(trace, huge).map_err(wrong)?;
+        let forks = Forks::with_huge(trace, huge).map_err(wrong)?;
         let all = census.with_huge_shared(census.huge_shared);
         let with_shmem = match shmem.mode {
             Mode::Always => all.clone(),
@@ -282,7 +287,7 @@ impl Findings {
             files: Files::of(trace, MOSTLY).map_err(wrong)?,
             file_cost: None,
             cold_cost: None,
-            blocks: Blocks::of(trace).map_err(wrong)?,
+            blocks: Blocks::with_huge(trace, huge).map_err(wrong)?,
             stalls: None,
             walks: None,
             threads: trace.threads.len(),
@@ -325,7 +330,7 @@ mod tests {
         let header = Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() };
         let trace = Trace {
             header,
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: [map, touch].into_iter().map(event).collect(),
             ..Trace::default()

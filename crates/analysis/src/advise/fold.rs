@@ -4,7 +4,7 @@
 use faultless_trace::event::Function;
 
 /// Functions of the C library, without their prefixes.
-const EXACT: [&str; 27] = [
+const EXACT: [&str; 38] = [
     "malloc",
     "calloc",
     "realloc",
@@ -24,6 +24,17 @@ const EXACT: [&str; 27] = [
     "brk",
     "sbrk",
     "sysmalloc",
+    "sysmalloc_mmap",
+    "sysmalloc_mmap_fallback",
+    "mremap_chunk",
+    "munmap_chunk",
+    "new_heap",
+    "alloc_new_heap",
+    "grow_heap",
+    "shrink_heap",
+    "heap_trim",
+    "ptmalloc_init",
+    "madvise_thp",
     "systrim",
     "malloc_consolidate",
     "unlink_chunk",
@@ -98,12 +109,19 @@ const LIBRARIES: [&str; 4] = ["libjemalloc", "libmimalloc", "libtcmalloc", "libt
 /// The beginning of the name that Python's own frames have (`python3 -X perf`).
 const PYTHON: &str = "py::";
 
+/// Returns the name of `function` without underscores in front, and without the prefixes that the C
+/// library has for a function of its interface (`__GI___mmap64`).
+pub(super) fn plain_name(function: &Function) -> &str {
+    let mut name = function.name.trim_start_matches('_');
+    for prefix in ["GI_", "libc_", "int_"] {
+        name = name.strip_prefix(prefix).unwrap_or(name).trim_start_matches('_');
+    }
+    name
+}
+
 /// Returns whether `function` belongs to an allocator, or fills memory for its caller.
 fn allocates(function: &Function) -> bool {
-    let mut name = function.name.trim_start_matches('_');
-    for prefix in ["libc_", "GI_", "GI___libc_", "int_"] {
-        name = name.strip_prefix(prefix).unwrap_or(name);
-    }
+    let name = plain_name(function);
     EXACT.contains(&name)
         || STARTS.iter().any(|start| name.starts_with(start))
         || name.contains("::_M_allocate")
@@ -156,6 +174,9 @@ mod tests {
             (&["std::vector<int>::_M_realloc_insert", "fill"], Some(1)),
             (&["memories_of_children", "main"], Some(0)),
             (&["sysmalloc", "malloc"], Some(1)),
+            (&["__GI___mmap64", "create", "main"], Some(1)),
+            (&["__GI___mremap", "mremap_chunk", "__libc_realloc", "grow"], Some(3)),
+            (&["__GI___libc_malloc", "__libc_calloc", "grow"], Some(2)),
             // A frame without a name is no better than its caller.
             (&["", "main"], Some(1)),
             (&["", "malloc"], Some(0)),

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::number::{grouped, plural};
 use crate::rates::median;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::anticipate::folio::THP;
 use faultless_trace::fork::{Forks, HugeForks};
 use memmap2::{Advice, MmapMut};
 use nix::sys::wait::waitpid;
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 /// Pages of the memory whose copy is measured: 64 MiB.
 const PAGES: usize = 16 << 10;
-/// Bytes of a huge page.
-const HUGE: usize = (PAGE_SIZE as usize) << LARGEST;
+/// Bytes of a huge page with base pages of 4 KiB.
+const HUGE: usize = (PAGE_SIZE as usize) << THP;
 /// Stores after a fork whose time is measured, each to another 2 MiB.
 const STORES: usize = PAGES * PAGE_SIZE as usize / HUGE - 1;
 /// The rounds of the measurement.
@@ -36,7 +36,8 @@ pub struct ForkCost {
     pub base: f64,
     /// The copy of the entry of one page.
     pub entry: f64,
-    /// Memory in huge pages; `None` if the host permits no huge pages.
+    /// Memory in huge pages; `None` if the host permits no huge pages, or has huge pages above
+    /// 2 MiB, which are not measured.
     pub huge: Option<HugeCost>,
 }
 
@@ -56,7 +57,8 @@ impl ForkCost {
     /// # Errors
     /// The host has too little memory, or permits no further process.
     pub fn measure() -> Result<Self, Error> {
-        let permitted = Sizes::read().mode(LARGEST) != Mode::Never;
+        let sizes = Sizes::read();
+        let permitted = sizes.thp == THP && sizes.thp_mode() != Mode::Never;
         let mut times: [Vec<f64>; 3] = Default::default();
         let mut stores: [Vec<f64>; 2] = Default::default();
         for _ in 0..ROUNDS {
@@ -107,13 +109,13 @@ impl ForkCost {
 /// Returns the nanoseconds that forks and splits take longer with huge pages for all memory than
 /// with the host's settings; negative if they are shorter.
 pub fn longer_with_huge(findings: &Findings) -> f64 {
-    time_with(findings, Mode::Always) - time_with(findings, findings.sizes.mode(LARGEST))
+    time_with(findings, Mode::Always) - time_with(findings, findings.sizes.thp_mode())
 }
 
 /// Returns the nanoseconds that forks and splits take longer with the host's settings than without
 /// huge pages.
 pub fn longer_than_single(findings: &Findings) -> f64 {
-    time_with(findings, findings.sizes.mode(LARGEST)) - time_with(findings, Mode::Never)
+    time_with(findings, findings.sizes.thp_mode()) - time_with(findings, Mode::Never)
 }
 
 /// Returns the nanoseconds of all forks and splits with this setting of huge pages; 0 without a

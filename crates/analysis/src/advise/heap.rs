@@ -2,13 +2,9 @@
 
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
-use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::event::{Backing, Event, Kind};
 use std::collections::HashMap;
 
-/// The growth unit of the heap if `malloc` requests huge pages, and the smallest block that then
-/// has a separate mapping, in bytes.
-const HUGE: u64 = PAGE_SIZE << LARGEST;
 /// The unit of memory of allocators other than glibc's, in bytes.
 const ARENA: u64 = 256 << 10;
 /// The additional growth of the heap beyond the requested size, in bytes: glibc's default
@@ -18,23 +14,25 @@ const PAD: u64 = 128 << 10;
 pub const LARGER_PAD: u64 = 4 << 20;
 
 /// Returns the events of a recording with only the memory of glibc's `malloc` as private memory, as
-/// with `glibc.malloc.hugetlb=1`: the heap ends at a multiple of 2 MiB. Other memory becomes
-/// shared, which excludes it from folios.
-pub fn of_malloc(trace: &Trace) -> impl Iterator<Item = Event> {
+/// with `glibc.malloc.hugetlb=1`: the heap ends at a multiple of a huge page of `huge` pages. Other
+/// memory becomes shared, which excludes it from folios.
+pub fn of_malloc(trace: &Trace, huge: u64) -> impl Iterator<Item = Event> {
+    // Also the smallest block that then has a separate mapping.
+    let huge = huge * PAGE_SIZE;
     let mut bases: HashMap<u32, u64> = HashMap::new();
     let others = move |len: u64, backing: Backing| match backing {
-        Backing::Anon if len < HUGE || len.is_multiple_of(ARENA) => Backing::SharedAnon,
+        Backing::Anon if len < huge || len.is_multiple_of(ARENA) => Backing::SharedAnon,
         Backing::Stack => Backing::Special,
         backing => backing,
     };
     trace.events.iter().map(move |event| {
         let process = trace.threads.get(event.thread as usize).map_or(0, |thread| thread.process);
         let kind = match event.kind {
-            // glibc moves the break to a multiple of 2 MiB. The first call reports its current
-            // position.
+            // glibc moves the break to a multiple of a huge page. The first call reports its
+            // current position.
             Kind::Brk { end } => {
                 let base = *bases.entry(process).or_insert(end);
-                Kind::Brk { end: if end > base { end.next_multiple_of(HUGE) } else { end } }
+                Kind::Brk { end: if end > base { end.next_multiple_of(huge) } else { end } }
             }
             Kind::Map { start, len, prot, flags, backing } => {
                 Kind::Map { start, len, prot, flags, backing: others(len, backing) }
@@ -104,7 +102,7 @@ mod tests {
         let event = |kib| Event { time_us: 0, thread: 0, kind: kind(kib) };
         Trace {
             header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: at.iter().map(event).collect(),
             ..Trace::default()
@@ -130,14 +128,16 @@ mod tests {
     }
 
     #[test]
-    fn heap_ends_at_a_multiple_of_2_mib_with_huge_pages() {
+    fn heap_ends_at_a_multiple_of_a_huge_page() {
         let trace = breaks(&[0, 132, 2047, 2049]);
-        let ends: Vec<u64> = of_malloc(&trace)
-            .filter_map(|event| match event.kind {
+        let ends = |huge| -> Vec<u64> {
+            let end = |event: Event| match event.kind {
                 Kind::Brk { end } => Some((end - (1 << 40)) >> 10),
                 _ => None,
-            })
-            .collect();
-        assert_eq!(ends, [0, 2048, 2048, 4096]);
+            };
+            of_malloc(&trace, huge).filter_map(end).collect()
+        };
+        assert_eq!(ends(512), [0, 2048, 2048, 4096]);
+        assert_eq!(ends(8192), [0, 32 << 10, 32 << 10, 32 << 10], "base pages of 16 KiB");
     }
 }

@@ -9,7 +9,7 @@ use super::time::{folio_saving, remark, shared_time};
 use super::{ahead, allocator, blocks, forks, mapped_files, others, python, runtime};
 use crate::number::plural;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::{Folios, LARGEST};
+use faultless_trace::anticipate::folio::{Folios, THP as SMALL_THP};
 use faultless_trace::census::Census;
 use std::path::Path;
 
@@ -84,16 +84,17 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
         if !costs.folio(*order).1 {
             remarks.push("the cost of a folio is computed: --sysfs allows the measurement");
         }
-        if *order == LARGEST {
+        let is_thp = *order == findings.sizes.thp;
+        if is_thp {
             remarks.push("THP can cost small heaps 40 % memory, and compaction stalls");
             if costs.reporting() {
                 remarks.push("the host takes back free memory in units of 2 MiB or more: the next use of such a page is expensive");
             }
         }
         // Smaller folios have an entry for each page.
-        let longer = if *order == LARGEST { forks::longer_with_huge(findings) } else { 0.0 };
+        let longer = if is_thp { forks::longer_with_huge(findings) } else { 0.0 };
         Item {
-            name: size_name(*order),
+            name: if is_thp { "THP always".into() } else { size_name(*order) },
             action: format!("echo always > {}", file.display()),
             saving: folio_saving(findings, &findings.now, with, costs) - longer,
             spared: Some(findings.fewer(&findings.now, with)),
@@ -107,12 +108,9 @@ fn sizes(findings: &Findings, costs: &Costs) -> Vec<Item> {
     findings.with.iter().map(item).collect()
 }
 
-/// Returns the name of the item that enables folios of `order` for all memory.
+/// Returns the name of the item that enables folios of `order`, below THP, for all memory.
 fn size_name(order: u8) -> String {
-    match order {
-        LARGEST => "THP always".into(),
-        order => format!("mTHP {} kB", kib(order)),
-    }
+    format!("mTHP {} kB", kib(order))
 }
 
 /// Disables huge pages for this program if the program has them.
@@ -151,7 +149,7 @@ fn shared_memory(findings: &Findings, costs: &Costs) -> Option<Item> {
         action: format!("echo always > {}", file.display()),
         saving: shared_time(now, costs) - shared_time(all, costs),
         spared: Some(spared),
-        unused: findings.census.huge_shared.unused(),
+        unused: findings.census.huge_shared.unused(findings.sizes.thp_pages()),
         apply: Apply::Sysfs(file, ALWAYS.into()),
         at_best: 0.0,
         remarks,
@@ -199,11 +197,13 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     best
 }
 
-/// The program's code in pages of 2 MiB.
+/// The program's code in huge pages.
 fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
     let Census { text, text_pages, .. } = findings.census;
-    let left = text_pages.div_ceil(1 << LARGEST);
-    (text > left).then(|| Item {
+    let left = text_pages.div_ceil(findings.sizes.thp_pages());
+    // Most code is smaller than huge pages of 32 and 512 MiB.
+    let fits = findings.sizes.thp == SMALL_THP || text_pages >= findings.sizes.thp_pages();
+    (fits && text > left).then(|| Item {
         name: "text on huge pages".into(),
         action: "`faultless run --apply huge-text`; the move takes time at each start".into(),
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
@@ -224,6 +224,7 @@ pub(super) mod tests {
     use super::*;
     use crate::replay::Source;
     use faultless_trace::Trace;
+    use faultless_trace::anticipate::folio::{smallest, thp};
     use faultless_trace::census::{HugeShared, Mappings};
     use faultless_trace::event::{
         Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
@@ -255,7 +256,7 @@ pub(super) mod tests {
 
     /// Returns a host with two folio sizes.
     pub fn sizes(mode: Mode) -> Sizes {
-        Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (LARGEST, mode)] }
+        Sizes { all: Some(mode), sizes: vec![(4, Mode::Never), (SMALL_THP, mode)], thp: SMALL_THP }
     }
 
     /// Returns the item of this name.
@@ -290,7 +291,7 @@ pub(super) mod tests {
         let costs = taken(&costs());
         let items = predict(&findings, &costs);
         let got = find(&items, "THP always");
-        let folios = findings.with[1].1.mapped[usize::from(LARGEST)] as f64;
+        let folios = findings.with[1].1.mapped[usize::from(SMALL_THP)] as f64;
         let more = folios * 512.0 * (TAKEN - 300.0);
         assert!(folios > 0.0 && (got.at_best - got.saving - more).abs() < 1.0, "{got:?}");
         assert!(got.saving < 0.0 && got.at_best > 0.0 && got.depends(), "{got:?}");
@@ -303,7 +304,7 @@ pub(super) mod tests {
         let findings = findings("redis", sizes(Mode::Always));
         let items = predict(&findings, &costs());
         let got = find(&items, "no THP");
-        let huge = findings.now.mapped[usize::from(LARGEST)] as f64;
+        let huge = findings.now.mapped[usize::from(SMALL_THP)] as f64;
         assert!(huge > 0.0);
         let more = (findings.without.mapped[0] - findings.now.mapped[0]) as f64;
         let want = huge * 300.0 * 512.0 - more * 2300.0;
@@ -408,17 +409,17 @@ pub(super) mod tests {
     }
 
     /// Returns a recording of a host with pages of `size` bytes: stores to the first `touched` of
-    /// 200 pages.
+    /// 200 pages or more.
     fn recording(size: u64, touched: u64) -> Source {
         let start = 1 << 32;
-        let (prot, len) = (Prot::READ | Prot::WRITE, 200 * size);
+        let (prot, len) = (Prot::READ | Prot::WRITE, touched.max(200) * size);
         let map = Kind::Map { start, len, prot, flags: 0x22, backing: Backing::Anon };
         let fault = |page: u64| Kind::first(start + page * size, Access::Write);
         let kinds = [map].into_iter().chain((0..touched).map(fault));
         let recorded = Recorded::all() - Recorded::INSTRUCTIONS;
         let trace = Trace {
             header: Header { page_size: size as u32, recorded, ..Header::default() },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: None }],
             threads: vec![ThreadInfo { process: 0, name: String::new() }],
             events: kinds.map(|kind| Event { time_us: 0, thread: 0, kind }).collect(),
             ..Trace::default()
@@ -431,7 +432,7 @@ pub(super) mod tests {
         let program = Program { glibc: true, ..Program::default() };
         for (size, small) in [(4 << 10, 1), (16 << 10, 4), (64 << 10, 16)] {
             let source = recording(size, 198);
-            let none = Sizes { all: None, sizes: Vec::new() };
+            let none = Sizes::none(thp(small));
             let findings = Findings::of(&source, program.clone(), none, Shmem::NONE, &())
                 .expect("a valid recording");
             assert_eq!((findings.expected_faults(), findings.census.zeroed), (198, 198 * small));
@@ -454,10 +455,48 @@ pub(super) mod tests {
             Findings::of(&recording(64 << 10, 200), program.clone(), sizes, Shmem::NONE, &())
                 .expect("valid")
         };
-        let huge =
-            findings(Sizes { all: Some(Mode::Always), sizes: vec![(LARGEST, Mode::Always)] });
-        // 12.5 MiB: six huge pages, and eight pages of 64 KiB.
+        let (all, sizes) = (Some(Mode::Never), vec![(SMALL_THP, Mode::Always)]);
+        let huge = findings(Sizes { all, sizes, thp: thp(16) });
+        // 12.5 MiB: six folios of 2 MiB, a size of mTHP here, and eight pages of 64 KiB.
         assert_eq!(huge.expected_faults(), 14);
         assert_eq!(huge.fewer(&huge.without, &huge.now), 186.0);
+    }
+
+    #[test]
+    fn thp_has_the_size_of_the_recorded_host() {
+        let program = Program { glibc: true, ..Program::default() };
+        for (size, small, pages) in
+            [(4 << 10, 1, 512), (16 << 10, 4, 2048), (64 << 10, 16, 8192_u64)]
+        {
+            // A huge page, and 8 base pages.
+            let source = recording(size, pages + 8);
+            let sizes = Sizes {
+                all: Some(Mode::Madvise),
+                sizes: vec![(smallest(small), Mode::Never), (thp(small), Mode::Madvise)],
+                thp: thp(small),
+            };
+            let findings =
+                Findings::of(&source, program.clone(), sizes, Shmem::NONE, &()).expect("valid");
+            let costs = Costs { thp: thp(small), ..costs() };
+            let items = predict(&findings, &costs);
+            let got = find(&items, "THP always");
+            assert_eq!(got.spared, Some((pages - 1) as f64), "base pages of {size} bytes");
+            let huge = size_file(thp(small));
+            assert_eq!(got.apply, Apply::Sysfs(huge, ALWAYS.into()));
+            // Four base pages are the smallest folio.
+            let name = format!("mTHP {} kB", (4 * size) >> 10);
+            let saved = (pages + 8) / 4 * 3;
+            assert_eq!(find(&items, &name).spared, Some(saved as f64));
+            assert_eq!(findings.blocks.collapsed(0).blocks, 1);
+        }
+    }
+
+    #[test]
+    fn text_below_the_size_of_huge_pages_stays_in_base_pages() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        assert!(text(&findings, &costs()).is_some());
+        findings.sizes.thp = thp(16);
+        assert!(findings.census.text_pages < findings.sizes.thp_pages());
+        assert!(text(&findings, &costs()).is_none());
     }
 }

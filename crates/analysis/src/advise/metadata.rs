@@ -17,7 +17,6 @@ use super::sysfs::Mode;
 use crate::error::Error;
 use crate::number::grouped;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
@@ -26,8 +25,6 @@ use std::time::{Duration, Instant};
 /// First touches of anonymous memory from which metadata is worth a run: 64 MiB. Metadata is 1 to
 /// 2 % of a heap.
 const FEW: u64 = 16 << 10;
-/// Pages of a huge page.
-const HUGE: u64 = 1 << LARGEST;
 /// The time between two readings, and the most processes to read.
 const PAUSE: Duration = Duration::from_millis(50);
 const MOST: usize = 16;
@@ -99,17 +96,17 @@ impl Metadata {
         all
     }
 
-    /// Returns the huge pages for this metadata.
-    fn folios(&self) -> u64 {
+    /// Returns the huge pages, of `huge` pages, for this metadata.
+    fn folios(&self, huge: u64) -> u64 {
         // Metadata fills each mapping from its start.
-        (self.mapped / HUGE).min(self.resident)
+        (self.mapped / huge).min(self.resident)
     }
 }
 
 /// Returns the build of jemalloc whose metadata can get huge pages, if the host permits requests,
 /// and if the heap is large enough.
 pub fn candidate(findings: &Findings) -> Option<&Linked> {
-    let asks = findings.sizes.mode(LARGEST) == Mode::Madvise;
+    let asks = findings.sizes.thp_mode() == Mode::Madvise;
     let large = findings.now.outcome.faults >= FEW;
     let all = findings.program.others.iter();
     let of = |linked: &&Linked| matches!(linked, Linked::Jemalloc { huge: true, .. });
@@ -120,7 +117,8 @@ pub fn candidate(findings: &Findings) -> Option<&Linked> {
 pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
     let apply = named::metadata(candidate(findings)?)?;
     let metadata = findings.metadata?;
-    let folios = metadata.folios();
+    let huge = findings.sizes.thp_pages();
+    let folios = metadata.folios(huge);
     // jemalloc reads most of its metadata before the first store, so a page takes two faults.
     let reads = findings.census.zero_page.min(metadata.resident) as f64;
     let resident = metadata.resident as f64;
@@ -133,9 +131,9 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
             grouped(folios)
         ),
         saving: resident * costs.page + reads * costs.unzeroed()
-            - folios as f64 * costs.folio(LARGEST).0,
+            - folios as f64 * costs.folio(findings.sizes.thp).0,
         spared: Some(findings.spared(resident + reads) - folios as f64),
-        unused: (folios * HUGE).saturating_sub(metadata.resident) * PAGE_SIZE,
+        unused: (folios * huge).saturating_sub(metadata.resident) * PAGE_SIZE,
         apply,
         at_best: 0.0,
         remarks: vec!["fewer TLB misses are not counted: random accesses may save more"],
@@ -166,6 +164,8 @@ mod tests {
     use super::super::items::tests::{findings, sizes};
     use super::super::linked::tests::jemalloc;
     use super::*;
+
+    const HUGE: u64 = 512;
     use memmap2::{Advice, MmapMut};
     use std::thread;
 
@@ -178,7 +178,7 @@ mod tests {
                      7f80-7fa0 rw-p 00000000 00:00 0\nSize:   2048 kB\nRss:     8 kB\n\
                      VmFlags: rd wr hg\n";
         let got = Metadata::of(smaps);
-        assert_eq!((got, got.folios()), (Metadata { mapped: 1536, resident: 22 }, 3));
+        assert_eq!((got, got.folios(HUGE)), (Metadata { mapped: 1536, resident: 22 }, 3));
         assert_eq!(Metadata::of(""), Metadata::default());
     }
 
@@ -211,7 +211,7 @@ mod tests {
         findings.metadata = Some(Metadata { mapped: 4 * HUGE, resident: 700 });
         findings.census.zero_page = 300;
         let got = predicted(&findings, &costs()).expect("4 huge pages");
-        let huge = 4.0 * costs().folio(LARGEST).0;
+        let huge = 4.0 * costs().folio(9).0;
         let want = 700.0 * costs().page + 300.0 * costs().unzeroed() - huge;
         assert!((got.saving - want).abs() < 1.0, "{} is not {want}", got.saving);
         assert_eq!((got.spared, got.unused), (Some(996.0), (4 * HUGE - 700) * PAGE_SIZE));

@@ -17,6 +17,7 @@ pub mod collector;
 pub mod commit;
 pub mod costs;
 mod counter;
+pub mod creators;
 pub mod effect;
 pub mod file;
 pub mod findings;
@@ -59,6 +60,7 @@ use cold::{ColdCost, DataFiles};
 use collector::Collector;
 use costs::Meter;
 use faultless::PAGE_SIZE;
+use faultless_trace::anticipate::folio;
 use faultless_trace::resident::host_page_size;
 use findings::Findings;
 use forks::ForkCost;
@@ -121,7 +123,7 @@ pub fn count(
                 "costs are those of this host's pages, and times are too small"
             }
         ));
-        (sizes, shmem) = (Sizes { all: None, sizes: Vec::new() }, Shmem::NONE);
+        (sizes, shmem) = (Sizes::none(folio::thp(source.small_pages)), Shmem::NONE);
     }
     Findings::of(source, program, sizes, shmem, observer)
 }

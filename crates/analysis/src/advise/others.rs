@@ -12,34 +12,37 @@ use super::{commit, metadata, retain};
 use crate::number::{grouped, plural};
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
-use faultless_trace::anticipate::folio::{Folios, LARGEST, folios_of};
+use faultless_trace::anticipate::folio::{Folios, folios_of};
 use faultless_trace::discard::AGES;
 use faultless_trace::event::{Backing, Event, Kind};
 use faultless_trace::plan::PlanError;
 
 const MADV_HUGEPAGE: u32 = 14;
 const MAP_STACK: u32 = 0x2_0000;
-/// The unit of the allocators' mappings that can have huge pages, in bytes.
-const HUGE: u64 = PAGE_SIZE << LARGEST;
 /// Threads from which a limit of arenas is worth a line.
 const THREADS: usize = 4;
 
-/// Returns the folios if the allocator requests huge pages for its mappings, with the orders `all`
-/// for all memory and `asked` for memory with a request.
+/// Returns the folios if the allocator requests huge pages of `huge` pages for its mappings, with
+/// the orders `all` for all memory and `asked` for memory with a request.
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`].
-pub fn huge_arenas(trace: &Trace, all: &[u8], asked: &[u8]) -> Result<Folios, PlanError> {
-    folios_of(trace, requesting(trace), all, asked)
+pub fn huge_arenas(
+    trace: &Trace,
+    huge: u64,
+    all: &[u8],
+    asked: &[u8],
+) -> Result<Folios, PlanError> {
+    folios_of(trace, requesting(trace, huge), all, asked)
 }
 
-/// Returns the events of a program whose allocator requests huge pages for each mapping of 2 MiB
-/// and more.
-fn requesting(trace: &Trace) -> impl Iterator<Item = Event> {
-    trace.events.iter().flat_map(|event| {
+/// Returns the events of a program whose allocator requests huge pages for each mapping of at least
+/// a huge page, of `huge` pages.
+fn requesting(trace: &Trace, huge: u64) -> impl Iterator<Item = Event> {
+    trace.events.iter().flat_map(move |event| {
         let request = match event.kind {
             Kind::Map { start, len, flags, backing: Backing::Anon, .. }
-                if flags & MAP_STACK == 0 && len >= HUGE =>
+                if flags & MAP_STACK == 0 && len >= huge * PAGE_SIZE =>
             {
                 let kind = Kind::Advise { start, len, advice: MADV_HUGEPAGE };
                 Some(Event { kind, ..event })
@@ -138,8 +141,8 @@ fn huge(linked: &Linked, findings: &Findings, costs: &Costs) -> Option<Item> {
     let with = findings.arenas_huge.as_ref()?;
     let now = &findings.now;
     // A request has no effect if all memory gets huge pages.
-    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
-    (permitted && with.mapped[usize::from(LARGEST)] > 0).then(|| Item {
+    let permitted = findings.sizes.thp_mode() == Mode::Madvise;
+    (permitted && with.mapped[usize::from(findings.sizes.thp)] > 0).then(|| Item {
         name: format!("{} on THP", short(linked)),
         action: shown(&apply),
         saving: folio_saving(findings, now, with, costs),
@@ -160,7 +163,7 @@ pub fn open(findings: &Findings) -> Vec<Open> {
                 jemalloc(variable, linked, findings, &mut out);
                 out.extend(retain::open(linked, findings));
             }
-            Linked::Gperftools if findings.sizes.mode(LARGEST) == Mode::Madvise => {
+            Linked::Gperftools if findings.sizes.thp_mode() == Mode::Madvise => {
                 out.push(none(
                     "tcmalloc on THP",
                     "gperftools does not request huge pages; TCMALLOC_MEMFS_MALLOC_PATH needs a mounted hugetlbfs with reserved pages",
@@ -261,6 +264,7 @@ mod tests {
     use super::super::items::tests::{find, findings, sizes};
     use super::super::time::folio_time;
     use super::*;
+    use faultless_trace::anticipate::folio::THP;
     use faultless_trace::discard::Discards;
     use faultless_trace::recordings;
 
@@ -333,10 +337,10 @@ mod tests {
     #[test]
     fn allocator_requests_huge_pages_for_its_mappings() {
         let trace = recordings::find("redis").expect("bundled").trace().expect("valid");
-        let requested = huge_arenas(&trace, &[], &[LARGEST]).expect("valid");
-        assert!(requested.mapped[usize::from(LARGEST)] > 0, "{requested:?}");
-        let none = huge_arenas(&trace, &[], &[]).expect("valid");
-        assert_eq!(none.mapped[usize::from(LARGEST)], 0);
+        let requested = huge_arenas(&trace, 512, &[], &[THP]).expect("valid");
+        assert!(requested.mapped[usize::from(THP)] > 0, "{requested:?}");
+        let none = huge_arenas(&trace, 512, &[], &[]).expect("valid");
+        assert_eq!(none.mapped[usize::from(THP)], 0);
         let mut findings = with(vec![rust()]);
         findings.now = none;
         findings.arenas_huge = Some(requested);
@@ -357,7 +361,7 @@ mod tests {
         let (delay, eager) = (None, Vec::new());
         let linked = Linked::Mimalloc { purges, decommits, allows, requests, delay, eager };
         let mut findings = with(vec![linked]);
-        findings.arenas_huge = Some(huge_arenas(&trace, &[], &[LARGEST]).expect("valid"));
+        findings.arenas_huge = Some(huge_arenas(&trace, 512, &[], &[THP]).expect("valid"));
         let has = |findings: &Findings| {
             predicted(findings, &costs()).iter().any(|item| item.name == "mimalloc on THP")
         };

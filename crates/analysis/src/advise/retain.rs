@@ -9,7 +9,7 @@ use super::named;
 use super::others::shown;
 use super::time::touch_time;
 use crate::number::{grouped, plural};
-use faultless_trace::anticipate::folio::LARGEST;
+use faultless::PAGE_SIZE;
 
 /// The number of sizes of jemalloc's mappings between two powers of two. The first has 2 MiB.
 const SIZES: u64 = 4;
@@ -17,7 +17,7 @@ const SIZES: u64 = 4;
 /// (`lg_extent_max_active_fit`).
 const FIT: f64 = 64.0;
 /// The pages of the first mapping.
-const FIRST: u64 = 1 << LARGEST;
+const FIRST: u64 = (2 << 20) / PAGE_SIZE;
 
 /// Returns whether the program has switched off `retain` for this build.
 pub fn is_off(linked: &Linked, findings: &Findings) -> bool {

@@ -8,7 +8,6 @@ use super::named;
 use super::sysfs::Mode;
 use super::time::{folio_saving, touch_time};
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::reserve::Reserved;
 
 /// Touched pages below which a heap is not worth a line: the first size at which Go collects.
@@ -63,8 +62,8 @@ fn collects_less(findings: &Findings, costs: &Costs) -> Option<Item> {
 
 /// A Java heap in huge pages.
 fn java_huge(findings: &Findings, costs: &Costs) -> Option<Item> {
-    let (_, with) = findings.with.iter().find(|(order, _)| *order == LARGEST)?;
-    let permitted = findings.sizes.mode(LARGEST) == Mode::Madvise;
+    let (_, with) = findings.with.iter().find(|(order, _)| *order == findings.sizes.thp)?;
+    let permitted = findings.sizes.thp_mode() == Mode::Madvise;
     (findings.program.java && permitted).then(|| Item {
         name: "Java heap on THP".into(),
         action: "-XX:+UseTransparentHugePages".into(),

@@ -123,10 +123,12 @@ impl Sampled {
         figures.figure(&context, "page_ns", "ns", Number::Real(self.costs.page))?;
         figures.figure(&context, "faults", "count", Number::Whole(all.faults))?;
         for process in &self.processes {
-            let mut context = context.clone();
+            let setting = format!("process {}", process.label());
+            let mut context = Context { setting, ..context.clone() };
             context.params.extend([
                 ("process".to_owned(), process.process.into()),
                 ("process_name".to_owned(), process.name.as_str().into()),
+                ("process_pid".to_owned(), process.pid.into()),
             ]);
             figures.figure(&context, "process_faults", "faults", Number::Whole(process.faults))?;
             let seconds = self.time(process) / 1e9;

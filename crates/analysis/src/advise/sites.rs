@@ -5,24 +5,27 @@
 //! costs of this host. The predicted saving of a change at the call site assumes that its pages are
 //! all touched, as the recording shows; other savings of the answer are for the whole program, so
 //! the savings do not add up.
+//!
+//! A change of a mapping belongs to the call that creates the memory, which may be at another place
+//! than the faults. Each call site has the [calls](super::creators) that created its memory.
 
 use super::costs::Costs;
+use super::creators::{Creator, Memory, creators, populate};
 use super::findings::Findings;
 use super::fold;
 use super::sysfs::Mode;
 use super::time::touch_time;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
 use faultless_trace::census::StackFaults;
-use faultless_trace::event::{Function, StackId, Stacks};
+use faultless_trace::event::{Frame, Function, StackId, Stacks};
 use faultless_trace::fork::Copied;
 use std::collections::HashMap;
 
 /// A change of the program at a call site.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The change.
-    pub action: &'static str,
+    pub action: String,
     /// The predicted saving, in nanoseconds of processor time.
     pub saving: f64,
 }
@@ -44,6 +47,9 @@ pub struct Site {
     pub faults: u64,
     /// The predicted time of the faults, in nanoseconds of processor time.
     pub nanoseconds: f64,
+    /// The calls that created the memory of the faults, the largest memory first. Empty for memory
+    /// that existed before the recording, and for a recording without call stacks of calls.
+    pub creators: Vec<Creator>,
     /// The change that saves the most, if a change saves time.
     pub change: Option<Change>,
 }
@@ -56,16 +62,25 @@ impl Site {
 
     /// Returns the function, with its source line if known, and the module.
     pub fn label(&self) -> String {
-        let Function { module, file, .. } = &self.function;
-        let name = short_name(&self.function);
-        let place = match (&**file, self.line) {
-            ("", _) => String::new(),
-            (file, 0) => format!(" {file}"),
-            (file, line) => format!(" {file}:{line}"),
-        };
-        let module = if module == name { String::new() } else { format!(" ({module})") };
-        format!("{name}{place}{module}")
+        label(&self.function, self.line)
     }
+}
+
+/// Returns `function` with its source `line`, if known, and the module.
+pub(super) fn label(function: &Function, line: u32) -> String {
+    let Function { module, file, .. } = function;
+    let name = short_name(function);
+    let place = match (&**file, line) {
+        ("", _) => String::new(),
+        (file, 0) => format!(" {file}"),
+        (file, line) => format!(" {file}:{line}"),
+    };
+    let module = match &**module {
+        "" => String::new(),
+        module if module == name => String::new(),
+        module => format!(" ({module})"),
+    };
+    format!("{name}{place}{module}")
 }
 
 /// Returns the label of `function` without the types of its arguments, which are long in C++.
@@ -135,15 +150,24 @@ pub fn stack_costs(findings: &Findings, costs: &Costs) -> Vec<StackCost> {
     findings.census.stacks.iter().map(cost).collect()
 }
 
+/// A function, by its index, and its line.
+pub(super) type Place = (u32, u32);
+
+/// Returns the index of the call site among the frames of `stack`, and the frames, the innermost
+/// first.
+pub(super) fn folded(stacks: &Stacks, stack: StackId) -> Option<(usize, Vec<&Frame>)> {
+    let (frames, functions): (Vec<_>, Vec<_>) = stacks.of(stack).unzip();
+    Some((fold::site(&functions)?, frames))
+}
+
 /// Returns the call sites of a recording with these call stacks, the largest time first.
 pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     let times = Times::new(findings, costs);
-    let mut by_place: HashMap<(u32, u32), (StackFaults, u64, StackId, Copied)> = HashMap::new();
+    let mut by_place: HashMap<Place, (StackFaults, u64, StackId, Copied)> = HashMap::new();
+    let mut creators = creators(findings, stacks);
     for (stack, faults) in &findings.census.stacks {
-        let frames: Vec<_> = stacks.of(*stack).collect();
-        let functions: Vec<_> = frames.iter().map(|(_, function)| *function).collect();
-        let Some(at) = fold::site(&functions) else { continue };
-        let (frame, _) = frames[at];
+        let Some((at, frames)) = folded(stacks, *stack) else { continue };
+        let frame = frames[at];
         let place = by_place.entry((frame.function, frame.line)).or_default();
         let (all, most, caller, copied) = place;
         all.add(faults);
@@ -156,15 +180,19 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     }
     let mut sites: Vec<_> = by_place
         .into_iter()
-        .map(|((function, line), (faults, _, caller, copied))| Site {
-            function: stacks.functions[function as usize].clone(),
-            line,
-            caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
-            touches: faults,
-            copied,
-            faults: faults.total() / findings.small_pages,
-            nanoseconds: times.of(&faults),
-            change: change(&faults, findings, costs),
+        .map(|((function, line), (faults, _, caller, copied))| {
+            let creators = creators.remove(&(function, line)).unwrap_or_default();
+            Site {
+                function: stacks.functions[function as usize].clone(),
+                line,
+                caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
+                touches: faults,
+                copied,
+                faults: faults.total() / findings.small_pages,
+                nanoseconds: times.of(&faults),
+                change: change(&faults, findings, costs, creators.first()),
+                creators,
+            }
         })
         .collect();
     let order = |site: &Site| (site.label(), site.line);
@@ -175,32 +203,43 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
 }
 
 /// Returns the change at a call site with these faults that saves the most, if a change saves time.
-fn change(faults: &StackFaults, findings: &Findings, costs: &Costs) -> Option<Change> {
+/// Most of the memory comes from `creator`, if known.
+fn change(
+    faults: &StackFaults,
+    findings: &Findings,
+    costs: &Costs,
+    creator: Option<&Creator>,
+) -> Option<Change> {
     let touch = touch_time(findings, costs);
-    let pages = f64::from(1u32 << LARGEST);
+    let pages = findings.sizes.thp_pages() as f64;
     let single = findings.single();
-    let huge = touch - costs.folio(LARGEST).0 / pages;
-    let huge = if findings.sizes.mode(LARGEST) == Mode::Madvise { huge } else { 0.0 };
+    let huge = touch - costs.folio(findings.sizes.thp).0 / pages;
+    let huge = if findings.sizes.thp_mode() == Mode::Madvise { huge } else { 0.0 };
     let shared = costs.shared() - costs.shared_huge().0 / pages;
+    let memory = match creator {
+        Some(creator) => format!("the memory of the {}", creator.label()),
+        None => "this memory".to_owned(),
+    };
     let changes = [
         (
             faults.again as f64 * touch,
             "keep the memory instead of freeing it to the kernel: reuse the block, or a setting of \
-             the allocator that keeps memory",
+             the allocator that keeps memory"
+                .to_owned(),
         ),
-        (faults.in_huge as f64 * huge, "madvise(MADV_HUGEPAGE) on this memory"),
+        (faults.in_huge as f64 * huge, format!("madvise(MADV_HUGEPAGE) on {memory}")),
         (
             faults.in_mapping as f64 * single * (costs.page - costs.populated),
-            "MAP_POPULATE at this mapping, or madvise(MADV_POPULATE_WRITE) on the part that will \
-             be used",
+            populate(creator, Memory::Private),
         ),
         (
             faults.shared as f64 * shared,
-            "huge pages for this shared memory: madvise(MADV_HUGEPAGE) with shmem_enabled=advise",
+            "huge pages for this shared memory: madvise(MADV_HUGEPAGE) with shmem_enabled=advise"
+                .to_owned(),
         ),
         (
             faults.file as f64 * costs.quiet.exception(),
-            "madvise(MADV_POPULATE_READ) on the part of the file that will be used",
+            populate(creator, Memory::File),
         ),
     ];
     let most = changes.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
@@ -213,7 +252,6 @@ mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
     use super::*;
-    use faultless_trace::event::Frame;
 
     /// Returns three stacks: `load` in line 7 by `memset`, the same in line 9, and `main`.
     fn stacks() -> Stacks {
@@ -258,14 +296,15 @@ mod tests {
         // Two stacks have this call site.
         assert_eq!((sites[0].copied, sites[1].copied), (copied(7, 1), Copied::default()));
         assert_eq!(sites[0].caller.as_ref().map(Function::label), Some("main"));
-        let change = sites[0].change.expect("a mapping");
+        let change = sites[0].change.as_ref().expect("a mapping");
         assert!(change.action.contains("MAP_POPULATE"), "{change:?}");
         assert_eq!(change.saving, 110.0 * findings.single() * 1000.0);
-        let change = sites[1].change.expect("freed memory");
+        let change = sites[1].change.as_ref().expect("freed memory");
         assert!(change.action.contains("keep the memory"), "{change:?}");
         assert_eq!(change.saving, 50.0 * touch);
         // No setting avoids a copy after a fork.
-        assert_eq!((sites[2].change, sites[2].nanoseconds), (None, 30.0 * costs.copied()));
+        assert_eq!(sites[2].change, None);
+        assert_eq!(sites[2].nanoseconds, 30.0 * costs.copied());
     }
 
     #[test]
@@ -289,7 +328,7 @@ mod tests {
     #[test]
     fn huge_pages_are_a_change_if_the_host_permits_requests() {
         let faults = StackFaults { zeroed: 512, in_huge: 512, ..StackFaults::default() };
-        let of = |mode| change(&faults, &findings("python", sizes(mode)), &costs());
+        let of = |mode| change(&faults, &findings("python", sizes(mode)), &costs(), None);
         let got = of(Mode::Madvise).expect("permitted");
         assert!(got.action.contains("MADV_HUGEPAGE") && got.saving > 512.0 * 1000.0, "{got:?}");
         assert_eq!(of(Mode::Never), None);

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::observer::Observer;
 use crate::stop;
 use faultless::PAGE_SIZE;
-use faultless_trace::anticipate::folio::LARGEST;
+use faultless_trace::anticipate::folio;
 use faultless_trace::resident::host_page_size;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -22,9 +22,6 @@ use std::time::Duration;
 
 /// The directory of the kernel's settings.
 pub const THP: &str = "/sys/kernel/mm/transparent_hugepage";
-/// The smallest folio of anonymous memory: 16 KiB.
-pub const SMALLEST: u8 = 2;
-
 /// The memory that gets folios of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -63,14 +60,31 @@ pub fn size_file(order: u8) -> PathBuf {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The setting of all sizes together, which a size may inherit; `None` if the kernel has no
-    /// huge pages of 2 MiB.
+    /// huge pages.
     pub all: Option<Mode>,
     /// The order and the setting of each size, the smallest first. Empty if the kernel has only one
     /// size.
     pub sizes: Vec<(u8, Mode)>,
+    /// The order of THP, in pages of 4 KiB: 9, 13 or 17, by the size of a base page.
+    pub thp: u8,
+}
+
+/// Returns the pages of 4 KiB in a base page of this host.
+fn host_small_pages() -> u64 {
+    (host_page_size() / PAGE_SIZE).max(1)
+}
+
+/// Returns the order of THP on this host.
+pub fn host_thp() -> u8 {
+    folio::thp(host_small_pages())
 }
 
 impl Sizes {
+    /// Returns the settings of a host without huge pages, on which THP would have the order `thp`.
+    pub const fn none(thp: u8) -> Self {
+        Self { all: None, sizes: Vec::new(), thp }
+    }
+
     /// Reads the settings of this host.
     pub fn read() -> Self {
         let all = fs::read_to_string(Path::new(THP).join("enabled")).ok();
@@ -79,30 +93,37 @@ impl Sizes {
             let text = fs::read_to_string(size_file(order)).ok()?;
             Some((order, Mode::of(&text, all.unwrap_or(Mode::Never))))
         };
-        let sizes: Vec<_> = (SMALLEST..=LARGEST).filter_map(size).collect();
-        // With larger base pages the setting without a size is of THP beyond the largest folio of
-        // the model: 32 MiB or 512 MiB.
-        let known = host_page_size() == PAGE_SIZE || sizes.iter().any(|it| it.0 == LARGEST);
-        Self { all: all.filter(|_| known), sizes }
+        let (smallest, thp) = (folio::smallest(host_small_pages()), host_thp());
+        Self { all, sizes: (smallest..=thp).filter_map(size).collect(), thp }
+    }
+
+    /// Returns the setting of THP.
+    pub fn thp_mode(&self) -> Mode {
+        self.mode(self.thp)
+    }
+
+    /// Returns the pages of 4 KiB of THP.
+    pub const fn thp_pages(&self) -> u64 {
+        1 << self.thp
     }
 
     /// Returns the setting of folios of `order`.
     pub fn mode(&self, order: u8) -> Mode {
         match self.sizes.iter().find(|(size, _)| *size == order) {
             Some((_, mode)) => *mode,
-            None if order == LARGEST => self.all.unwrap_or(Mode::Never),
+            None if order == self.thp => self.all.unwrap_or(Mode::Never),
             None => Mode::Never,
         }
     }
 
     /// Returns the orders for memory with a request of the program (`MADV_HUGEPAGE`).
     pub fn asked(&self) -> Vec<u8> {
-        (SMALLEST..=LARGEST).filter(|order| self.mode(*order) != Mode::Never).collect()
+        (1..=self.thp).filter(|order| self.mode(*order) != Mode::Never).collect()
     }
 
     /// Returns the orders for all memory.
     pub fn always(&self) -> Vec<u8> {
-        (SMALLEST..=LARGEST).filter(|order| self.mode(*order) == Mode::Always).collect()
+        (1..=self.thp).filter(|order| self.mode(*order) == Mode::Always).collect()
     }
 }
 
@@ -118,22 +139,19 @@ pub struct Shmem {
 }
 
 impl Shmem {
-    /// A kernel without huge pages of 2 MiB for shared memory.
+    /// A kernel without huge pages for shared memory.
     pub const NONE: Self = Self { mode: Mode::Never, word: String::new(), file: None };
 
     /// Reads the setting of this host.
     pub fn read() -> Self {
-        Self::below(Path::new(THP))
+        Self::below(Path::new(THP), host_thp())
     }
 
-    /// Reads the setting below the directory `dir`. Since Linux 6.11 each size has a separate file,
-    /// which inherits the setting of all sizes by default.
-    fn below(dir: &Path) -> Self {
-        if host_page_size() != PAGE_SIZE {
-            return Self::NONE;
-        }
+    /// Reads the setting below the directory `dir`, with THP of the order `thp`. Since Linux 6.11
+    /// each size has a separate file, which inherits the setting of all sizes by default.
+    fn below(dir: &Path, thp: u8) -> Self {
         let all = dir.join("shmem_enabled");
-        let own = dir.join(format!("hugepages-{}kB/shmem_enabled", kib(LARGEST)));
+        let own = dir.join(format!("hugepages-{}kB/shmem_enabled", kib(thp)));
         let Ok(text) = fs::read_to_string(&all) else { return Self::NONE };
         let word = chosen(&text).to_owned();
         let of_size = fs::read_to_string(&own).map(|text| chosen(&text).to_owned());
@@ -296,16 +314,30 @@ mod tests {
         assert_eq!(Mode::of("", Mode::Always), Mode::Never);
         assert_eq!((chosen("always inherit [never]\n"), chosen("4096\n")), ("never", "4096"));
         assert!(size_file(4).ends_with("hugepages-64kB/enabled"));
-        let sizes = Sizes { all: Some(Mode::Always), sizes: vec![(4, Mode::Never)] };
+        let sizes = Sizes { all: Some(Mode::Always), sizes: vec![(4, Mode::Never)], thp: 9 };
         assert_eq!((sizes.mode(4), sizes.mode(5)), (Mode::Never, Mode::Never));
         // Linux before 6.8 has one size.
         assert_eq!(sizes.always(), [9]);
+        assert_eq!((sizes.thp_mode(), sizes.thp_pages()), (Mode::Always, 512));
+    }
+
+    #[test]
+    fn setting_without_a_size_is_of_thp_of_the_base_page() {
+        for (small, thp, name) in [(4, 13, "32768kB"), (16, 17, "524288kB")] {
+            let all = Some(Mode::Madvise);
+            let listed = vec![(9, Mode::Always), (folio::smallest(small), Mode::Never)];
+            let sizes = Sizes { all, sizes: listed, thp: folio::thp(small) };
+            // Here 2 MiB are a size of mTHP.
+            assert_eq!((sizes.asked(), sizes.always()), (vec![9, thp], vec![9]));
+            assert_eq!(sizes.thp_mode(), Mode::Madvise);
+            assert!(size_file(thp).ends_with(format!("hugepages-{name}/enabled")));
+        }
     }
 
     #[test]
     fn setting_of_shared_memory_follows_its_size() {
         let dir = tempfile::tempdir().expect("a directory");
-        let shmem = || Shmem::below(dir.path());
+        let shmem = || Shmem::below(dir.path(), 9);
         assert_eq!(shmem(), Shmem::NONE);
         let all = dir.path().join("shmem_enabled");
         let write = |word: &str| fs::write(&all, format!("x [{word}] y")).expect("written");
@@ -326,6 +358,10 @@ mod tests {
         assert_eq!((shmem().mode, shmem().file), (Never, Some(own)));
         write("force");
         assert_eq!((shmem().mode, shmem().file), (Always, Some(all.clone())));
+        // Base pages of 64 KiB: the setting of 2 MiB is not of THP.
+        write("advise");
+        let large = Shmem::below(dir.path(), 17);
+        assert_eq!((large.mode, large.file), (Madvise, Some(all.clone())));
     }
 
     #[test]

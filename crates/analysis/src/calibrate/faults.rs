@@ -9,6 +9,8 @@
 use super::hardware::{Effort, nanoseconds};
 use crate::error::Error;
 use faultless::PAGE_SIZE;
+use faultless_trace::anticipate::folio::thp;
+use faultless_trace::resident::host_page_size;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::time::{ClockId, clock_gettime};
@@ -23,8 +25,10 @@ use std::time::{Duration, Instant};
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
 /// Pages of the host whose first touch is measured.
 const TOUCHED: usize = 4096;
-/// Pages whose life is measured: 32 MiB.
+/// Pages whose life is measured: 32 MiB. Their first byte is at a multiple of `ALIGNED`, so that
+/// every folio of up to 32 MiB fits.
 const LIVED: usize = 8192;
+const ALIGNED: usize = LIVED * PAGE;
 /// Bytes of other memory used by the program. `USED` is the number of its locations used between
 /// two pages.
 const BESIDE: usize = 4 << 20;
@@ -32,9 +36,16 @@ const USED: usize = 600;
 /// Bytes whose first touch is measured in huge folios. The size exceeds the usual amount of
 /// recently freed memory, so that the kernel has to provide memory that was not in use.
 const FRESH: usize = 256 << 20;
-/// Pages of the largest folio, 2 MiB, and bytes.
-const HUGE: usize = 512;
-pub(super) const HUGE_BYTES: usize = HUGE * PAGE;
+
+/// Returns the bytes of THP on this host: 2, 32 or 512 MiB.
+pub(super) fn huge_bytes() -> usize {
+    PAGE << thp(small_pages() as u64)
+}
+
+/// Returns the pages of 4 KiB in a base page of this host.
+pub(super) fn small_pages() -> usize {
+    (host_page_size() / PAGE_SIZE).max(1) as usize
+}
 
 /// Costs of the host's kernel, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,30 +117,30 @@ pub enum Way {
     Populated,
     /// One by one, all before the program uses the first.
     Pretouched,
-    /// By a fault for each folio of this order, 1 to 9. `MADV_HUGEPAGE` requests folios, which has
-    /// an effect if the setting of their size is `madvise` or `always`.
+    /// By a fault for each folio of this order, in pages of 4 KiB. `MADV_HUGEPAGE` requests folios,
+    /// which has an effect if the setting of their size is `madvise` or `always`.
     Folios(u8),
     /// One by one, in shared memory.
     Shared,
-    /// In shared memory, by a fault for each 2 MiB, requested with `MADV_HUGEPAGE`.
+    /// In shared memory, by a fault for each huge page, requested with `MADV_HUGEPAGE`.
     SharedHuge,
 }
 
 /// Memory whose pages are measured.
 struct Measured {
     memory: MmapMut,
-    /// Bytes before the first boundary of a huge page.
+    /// Bytes before the first multiple of [`ALIGNED`].
     skip: usize,
     /// The file of shared memory. Its pages are freed with the file.
     file: Option<File>,
 }
 
 impl Measured {
-    const BYTES: usize = LIVED * PAGE + HUGE_BYTES;
+    const BYTES: usize = LIVED * PAGE + ALIGNED;
 
     fn private() -> io::Result<Self> {
         let memory = MmapMut::map_anon(Self::BYTES)?;
-        let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+        let skip = memory.as_ptr().align_offset(ALIGNED);
         Ok(Self { memory, skip, file: None })
     }
 
@@ -143,20 +154,20 @@ impl Measured {
         }
         // SAFETY: the descriptor was opened above, and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len((Self::BYTES + HUGE_BYTES) as u64)?;
+        file.set_len((Self::BYTES + ALIGNED) as u64)?;
         let map = |offset: usize| {
             let mut options = MmapOptions::new();
             // SAFETY: no other process or thread has the file, which keeps its length.
             unsafe { options.offset(offset as u64).len(Self::BYTES).map_mut(&file) }
         };
-        let place = |memory: &MmapMut| memory.as_ptr().addr() % HUGE_BYTES;
+        let place = |memory: &MmapMut| memory.as_ptr().addr() % ALIGNED;
         let first = map(0)?;
         let offset = place(&first);
         drop(first);
         // The kernel usually returns the same addresses again.
         let memory = map(offset)?;
         let alike = place(&memory) == offset;
-        let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+        let skip = memory.as_ptr().align_offset(ALIGNED);
         Ok(alike.then_some(Self { memory, skip, file: Some(file) }))
     }
 }
@@ -176,16 +187,21 @@ pub fn life(way: Way) -> Result<Option<f64>, Error> {
         _ => Some(Measured::private().map_err(failed)?),
     };
     let Some(Measured { mut memory, skip, file }) = measured else { return Ok(None) };
-    // The rest of a mapping larger than the folios would get larger folios. A separate advice
-    // therefore excludes the last folio of each 2 MiB, which splits the mapping.
     let order = match way {
         Way::Folios(order) => order,
-        Way::SharedHuge => HUGE.ilog2() as u8,
+        Way::SharedHuge => thp(small_pages() as u64),
         Way::Single | Way::Populated | Way::Pretouched | Way::Shared => 0,
     };
+    if 1 << order > LIVED {
+        // THP of 512 MiB.
+        return Ok(None);
+    }
+    // The rest of a mapping larger than the folios would get larger folios. A separate advice
+    // therefore excludes the last folio of each huge page, which splits the mapping.
+    let huge = (huge_bytes() / PAGE).min(LIVED);
     let pages: Vec<usize> = match way {
-        Way::Folios(order) if usize::from(order) < HUGE.ilog2() as usize => {
-            (0..LIVED).filter(|page| page % HUGE < HUGE - (1 << order)).collect()
+        Way::Folios(order) if 1 << order < huge => {
+            (0..LIVED).filter(|page| page % huge < huge - (1 << order)).collect()
         }
         _ => (0..LIVED).collect(),
     };
@@ -232,7 +248,7 @@ pub fn life(way: Way) -> Result<Option<f64>, Error> {
     let took = (populated - begin) + (first - populated) + (end - second);
     let beyond = took.as_secs_f64() - (second - first).as_secs_f64();
     let expected = match way {
-        Way::Single | Way::Shared => pages.len(),
+        Way::Single | Way::Shared => pages.len() / small_pages(),
         Way::Populated | Way::Pretouched => 0,
         Way::Folios(_) | Way::SharedHuge => pages.len() >> order,
     };
@@ -240,33 +256,37 @@ pub fn life(way: Way) -> Result<Option<f64>, Error> {
     Ok(as_expected.then_some(beyond * 1e9 / pages.len() as f64))
 }
 
-/// Measures the processor time in nanoseconds of the first touch of a page in folios of 2 MiB. The
+/// Measures the processor time in nanoseconds of the first touch of a page in huge pages. The
 /// memory is large enough to include memory that was not in use recently. Returns `None` if the
 /// kernel has no such folios.
 ///
 /// # Errors
 /// The host has no memory available.
 pub fn fresh_huge() -> Result<Option<f64>, Error> {
-    let mut memory = MmapMut::map_anon(FRESH + HUGE_BYTES).map_err(failed)?;
-    let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+    let huge = huge_bytes();
+    if huge > FRESH {
+        return Ok(None);
+    }
+    let mut memory = MmapMut::map_anon(FRESH + huge).map_err(failed)?;
+    let skip = memory.as_ptr().align_offset(huge);
     if memory.advise_range(Advice::HugePage, skip, FRESH).is_err() {
         return Ok(None);
     }
     let (begin, faults) = (thread_time(), thread_faults());
-    memory[skip..skip + FRESH].iter_mut().step_by(HUGE_BYTES).for_each(|byte| *byte = 1);
-    let folios = (FRESH / HUGE_BYTES) as u64;
+    memory[skip..skip + FRESH].iter_mut().step_by(huge).for_each(|byte| *byte = 1);
+    let folios = (FRESH / huge) as u64;
     let as_expected = thread_faults() - faults <= folios + folios / 20 + 16;
     drop(memory);
     let took = (thread_time() - begin).as_secs_f64();
     Ok(as_expected.then_some(took * 1e9 / (FRESH / PAGE) as f64))
 }
 
-/// Uses `bytes` in folios of 2 MiB, if the kernel has such folios, and frees them.
+/// Uses `bytes` in huge pages, if the kernel has such folios, and frees them.
 ///
 /// # Errors
 /// The host has no memory available.
 pub fn use_huge(bytes: usize) -> Result<(), Error> {
-    let mut memory = MmapMut::map_anon(bytes.saturating_add(HUGE_BYTES)).map_err(failed)?;
+    let mut memory = MmapMut::map_anon(bytes.saturating_add(huge_bytes())).map_err(failed)?;
     let _ = memory.advise(Advice::HugePage);
     memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
     Ok(())

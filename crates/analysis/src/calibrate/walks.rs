@@ -5,7 +5,7 @@
 //! with other work, and waits for others: the result is the average of loads that do not depend on
 //! each other, and loads whose address depends on the previous load.
 
-use super::faults::{HUGE_BYTES, PAGE, failed, thread_faults, thread_time};
+use super::faults::{PAGE, failed, huge_bytes, small_pages, thread_faults, thread_time};
 use crate::error::Error;
 use crate::rates::median;
 use memmap2::{Advice, MmapMut};
@@ -41,15 +41,19 @@ pub fn saved(bytes: usize) -> Result<Option<f64>, Error> {
 /// Measures the nanoseconds of a load from a random page of `bytes` of memory with this `advice`.
 /// Returns `None` if the memory did not get the pages of the advice.
 fn load(advice: Advice, bytes: usize) -> Result<Option<f64>, Error> {
-    let pages = (bytes / HUGE_BYTES).max(1) * HUGE_BYTES / PAGE;
-    let mut memory = MmapMut::map_anon(pages * PAGE + HUGE_BYTES).map_err(failed)?;
-    let skip = memory.as_ptr().align_offset(HUGE_BYTES);
+    let huge = huge_bytes();
+    if huge > bytes {
+        return Ok(None);
+    }
+    let pages = bytes / huge * huge / PAGE;
+    let mut memory = MmapMut::map_anon(pages * PAGE + huge).map_err(failed)?;
+    let skip = memory.as_ptr().align_offset(huge);
     // A kernel without huge pages refuses the advice, and has single pages anyway.
     _ = memory.advise(advice);
     let faults = thread_faults();
     let memory = &mut memory[skip..skip + pages * PAGE];
     memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
-    let each = if advice == Advice::HugePage { HUGE_BYTES / PAGE } else { 1 };
+    let each = if advice == Advice::HugePage { huge / PAGE } else { small_pages() };
     let expected = (pages / each) as u64;
     if (thread_faults() - faults).abs_diff(expected) > expected / 20 + 16 {
         return Ok(None);

@@ -151,7 +151,7 @@ mod tests {
     fn each_cause_has_a_line() {
         let recording = recordings::find("sort").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");
-        let sizes = Sizes { all: None, sizes: Vec::new() };
+        let sizes = Sizes::none(9);
         let mut findings = Findings::of(&source, Program::default(), sizes, Shmem::NONE, &())
             .expect("a valid recording");
         let printed = |findings: &Findings| {

@@ -7,6 +7,7 @@ use crate::html::Page;
 use crate::html::plot::{Bar, Frame, Picture, Series, SeriesLabelPosition, bars, linear, lines};
 use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
+use faultless_analysis::advise::creators::by_creator;
 use faultless_analysis::advise::item::Item;
 use faultless_analysis::number::label;
 use faultless_analysis::rates::median;
@@ -16,7 +17,10 @@ use faultless_trace::{Trace, footprint};
 const POINTS: usize = 600;
 /// Processes with a line of their own.
 const PROCESSES: usize = 4;
-const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / (1 << 20) as f64;
+const MIB: f64 = (1 << 20) as f64;
+const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / MIB;
+/// The title and the unit of bars of time.
+const TIME: (&str, &str) = ("Processor time", "ms");
 
 /// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal.
 ///
@@ -35,7 +39,21 @@ pub fn page(
         let names: Vec<_> = sites.iter().map(|site| site.label()).collect();
         let meaning = format!("Predicted processor time of the faults. {}", numbered(&names));
         let heights = sites.iter().map(|site| vec![Bar::from(site.nanoseconds / 1e6)]);
-        page.plot("Call sites", &meaning, &numbered_bars("call site", &["predicted"], heights)?);
+        let picture = numbered_bars(TIME, "call site", &["predicted"], heights)?;
+        page.plot("Call sites", &meaning, &picture);
+    }
+    let mut calls = by_creator(&answer.sites);
+    calls.truncate(SITES);
+    if !calls.is_empty() {
+        let names: Vec<_> = calls.iter().map(|(name, _)| name.clone()).collect();
+        let meaning = format!(
+            "Touched pages of the memory that these calls created. MAP_POPULATE and advice about \
+             memory belong to these calls. {}",
+            numbered(&names)
+        );
+        let heights = calls.iter().map(|(_, bytes)| vec![Bar::from(*bytes as f64 / MIB)]);
+        let picture = numbered_bars(("Touched memory", "MiB"), "call", &["touched"], heights)?;
+        page.plot("Calls that create memory", &meaning, &picture);
     }
     page.plot(
         "Resident memory",
@@ -48,7 +66,8 @@ pub fn page(
         let names: Vec<_> = rows.iter().map(|item| item.name.clone()).collect();
         let meaning = format!("Predicted savings of processor time. {}", numbered(&names));
         let heights = rows.iter().map(|item| vec![Bar::from(item.saving / 1e6)]);
-        page.plot("Settings", &meaning, &numbered_bars("setting", &["predicted saving"], heights)?);
+        let picture = numbered_bars(TIME, "setting", &["predicted saving"], heights)?;
+        page.plot("Settings", &meaning, &picture);
     }
     if !tried.is_empty() {
         let names: Vec<_> = tried.iter().map(|tried| tried.name.clone()).collect();
@@ -66,7 +85,8 @@ pub fn page(
         };
         let heights = tried.iter().map(|tried| tried.times.iter().map(bar).collect());
         let names = ["without the setting", "with the setting"];
-        page.plot("Before and after", &meaning, &numbered_bars("setting", &names, heights)?);
+        let picture = numbered_bars(TIME, "setting", &names, heights)?;
+        page.plot("Before and after", &meaning, &picture);
     }
     page.text("In figures", text);
     Ok(page)
@@ -79,23 +99,18 @@ fn numbered(names: &[String]) -> String {
     format!("{}.", names.join("; "))
 }
 
-/// Draws groups of bars. The numbers below the groups fit each width of a screen.
+/// Draws groups of bars with a title and a unit. The numbers below the groups fit each width of a
+/// screen.
 fn numbered_bars(
+    (title, unit): (&str, &str),
     x: &str,
     names: &[&str],
     heights: impl Iterator<Item = Vec<Bar>>,
 ) -> Result<Picture, CliError> {
     let groups: Vec<_> =
         (1..).zip(heights).map(|(number, bars): (u32, _)| (number.to_string(), bars)).collect();
-    let frame = Frame {
-        title: "Processor time",
-        x,
-        y: "ms",
-        show_x: &label,
-        show_y: &label,
-        y_chars: 6,
-        white: false,
-    };
+    let frame =
+        Frame { title, x, y: unit, show_x: &label, show_y: &label, y_chars: 6, white: false };
     bars(&frame, names, &groups, false)
 }
 
@@ -107,7 +122,11 @@ fn resident(answer: &Answer<'_>, trace: &Trace) -> Result<Picture, CliError> {
     let mut series = vec![Series { name: "all".into(), points: Vec::new() }];
     for process in largest {
         of[process.process as usize] = Some(series.len());
-        let name = format!("{} ({})", process.name, process.process);
+        let number = match process.pid {
+            Some(pid) => format!("PID {pid}"),
+            None => process.process.to_string(),
+        };
+        let name = format!("{} ({number})", process.name);
         series.push(Series { name, points: Vec::new() });
     }
     let end = (trace.events.last_us() as f64 / 1e3).max(0.001);

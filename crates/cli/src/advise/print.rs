@@ -390,6 +390,7 @@ mod tests {
             virtual_machine: true,
             fresh: None,
             walk: None,
+            thp: 9,
         }
     }
 
@@ -440,7 +441,7 @@ mod tests {
     fn prefault_by_the_kernel_is_reported_without_other_advice() {
         let recording = recordings::find("python").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");
-        let sizes = Sizes { all: Some(Mode::Madvise), sizes: vec![(4, Mode::Never)] };
+        let sizes = Sizes { all: Some(Mode::Madvise), sizes: vec![(4, Mode::Never)], thp: 9 };
         let program = Program { glibc: true, ..Program::default() };
         let findings = Findings::of(&source, program, sizes, Shmem::NONE, &());
         let findings = findings.expect("a valid recording");

@@ -3,6 +3,8 @@
 
 use super::Profile;
 use crate::error::CliError;
+use faultless_analysis::advise::creators::creator;
+use faultless_trace::callers::{Caller, Callers};
 use faultless_trace::event::{Access, Kind, StackId};
 use faultless_trace::footprint;
 use fxprof_processed_profile::{
@@ -23,6 +25,8 @@ struct Fault {
     name: StringHandle,
     address: StringHandle,
     kind: StringHandle,
+    /// The call that created the memory; empty if unknown.
+    memory: StringHandle,
 }
 
 impl StaticSchemaMarker for Fault {
@@ -42,6 +46,12 @@ impl StaticSchemaMarker for Fault {
             format: MarkerFieldFormat::String,
             flags: MarkerFieldFlags::SEARCHABLE,
         },
+        StaticSchemaMarkerField {
+            key: "memory",
+            label: "Memory of",
+            format: MarkerFieldFormat::String,
+            flags: MarkerFieldFlags::SEARCHABLE,
+        },
     ];
 
     fn name(&self, _: &mut Firefox) -> StringHandle {
@@ -53,7 +63,7 @@ impl StaticSchemaMarker for Fault {
     }
 
     fn string_field_value(&self, field: u32) -> StringHandle {
-        if field == 0 { self.address } else { self.kind }
+        [self.address, self.kind, self.memory][field as usize]
     }
 
     fn number_field_value(&self, _: u32) -> f64 {
@@ -74,7 +84,8 @@ pub fn json(profile: &Profile<'_>) -> Result<Vec<u8>, CliError> {
         let process = &mut processes[thread.process as usize];
         let first = process.is_none();
         let (process, _) = *process.get_or_insert_with(|| {
-            (out.add_process(&thread.name, thread.process + 1, start), None)
+            let pid = trace.processes[thread.process as usize].pid.unwrap_or(thread.process + 1);
+            (out.add_process(&thread.name, pid, start), None)
         });
         let handle = out.add_thread(process, number, start, first);
         out.set_thread_name(handle, &thread.name);
@@ -99,7 +110,10 @@ fn faults(out: &mut Firefox, profile: &Profile<'_>, threads: &[ThreadHandle]) {
     let mut stack_of: HashMap<(u32, StackId), Option<StackHandle>> = HashMap::new();
     let name = out.intern_string("page fault");
     let mut marked = 0;
+    let mut callers = Callers::new(profile.trace);
+    let mut labels: HashMap<Option<Caller>, String> = HashMap::new();
     for event in &profile.trace.events {
+        callers.step(profile.trace, &event);
         let Kind::Fault { page, access, kernel, present, stack, .. } = event.kind else { continue };
         let thread = threads[event.thread as usize];
         let stack = *stack_of
@@ -121,7 +135,14 @@ fn faults(out: &mut Firefox, profile: &Profile<'_>, threads: &[ThreadHandle]) {
         };
         let address = out.intern_string(&format!("{page:#x}"));
         let kind = out.intern_string(&format!("{kind}{mode}"));
-        let marker = Fault { name, address, kind };
+        let process = profile.trace.threads[event.thread as usize].process as usize;
+        let caller = callers.of(process, page);
+        let label = labels.entry(caller).or_insert_with(|| {
+            let creator = caller.and_then(|caller| creator(&profile.trace.stacks, caller));
+            creator.map_or(String::new(), |creator| creator.label())
+        });
+        let memory = out.intern_string(label);
+        let marker = Fault { name, address, kind, memory };
         let marker = out.add_marker(thread, MarkerTiming::Instant(at), marker);
         out.set_marker_stack(thread, marker, stack);
     }
@@ -157,14 +178,14 @@ fn time(us: u64) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{costs, trace};
+    use super::super::tests::{profile, trace};
     use super::*;
     use serde_json::Value;
 
     #[test]
     fn faults_are_samples_and_markers_with_a_counter_of_memory() {
         let trace = trace();
-        let profile = Profile { name: "app", trace: &trace, costs: costs() };
+        let profile = profile(&trace);
         let json: Value = serde_json::from_slice(&json(&profile).expect("encoded")).expect("JSON");
         let thread = &json["threads"][0];
         assert_eq!(thread["samples"]["length"], 4);
@@ -172,6 +193,13 @@ mod tests {
         let strings = thread["stringArray"].as_array().or(json["shared"]["stringArray"].as_array());
         let strings = format!("{strings:?}");
         assert!(strings.contains("load (app)") && strings.contains("0x1000"), "{strings}");
+        let memory = &thread["markers"]["data"][0]["memory"];
+        let memory = memory.as_u64().and_then(|at| {
+            let all = thread["stringArray"].as_array().or(json["shared"]["stringArray"].as_array());
+            all?.get(at as usize)?.as_str()
+        });
+        assert_eq!(memory, Some("mmap in main; loop app.c:9 (app)"));
+        assert_eq!(thread["pid"], "77");
         let counter = &json["counters"][0];
         assert_eq!(counter["name"], "resident memory");
         let samples = &counter["samples"];

@@ -13,9 +13,11 @@ use crate::error::CliError;
 use crate::output::{self, Replacing};
 use clap::ValueEnum;
 use faultless_analysis::advise::answer::Answer;
+use faultless_analysis::advise::creators::creator;
 use faultless_analysis::advise::sites::{StackCost, stack_costs};
 use faultless_trace::Trace;
-use faultless_trace::event::Recorded;
+use faultless_trace::event::{Recorded, StackId};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use figures::Kept;
@@ -155,7 +157,12 @@ impl Export {
             return Ok(());
         }
         let costs = stack_costs(answer.findings, &answer.bounded());
-        let profile = Profile { name: &answer.findings.name, trace, costs };
+        let mut memory: Memory = BTreeMap::new();
+        for (stack, caller) in answer.findings.census.callers.keys() {
+            let creator = creator(&trace.stacks, *caller);
+            memory.entry(*stack).or_default().extend(creator.map(|creator| creator.label()));
+        }
+        let profile = Profile { name: &answer.findings.name, trace, costs, memory };
         for (format, file) in &self.0 {
             match format {
                 Format::Collapsed => file.write(stacks::collapsed(&profile).as_bytes())?,
@@ -175,18 +182,23 @@ struct Profile<'a> {
     name: &'a str,
     trace: &'a Trace,
     costs: Vec<StackCost>,
+    memory: Memory,
 }
+
+/// The calls that created the memory in which each call stack has faults, as labels.
+type Memory = BTreeMap<StackId, BTreeSet<String>>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use faultless_analysis::advise::sites::StackCost;
     use faultless_trace::event::{
-        Access, Event, Frame, Function, Header, Kind, ProcessInfo, Recorded, StackId, Stacks,
-        ThreadInfo,
+        Access, Backing, Event, Frame, Function, Header, Kind, ProcessInfo, Prot, Recorded,
+        StackId, Stacks, ThreadInfo,
     };
 
-    /// Returns a recording with a fault of `load`, called by `main`, and three faults of `main`.
+    /// Returns a recording with a fault of `load`, called by `main`, in memory that `main` has
+    /// mapped, and three faults of `main`.
     pub fn trace() -> Trace {
         let function =
             |name: &str| Function { name: name.into(), module: "app".into(), file: "app.c".into() };
@@ -198,6 +210,15 @@ mod tests {
             }
             Event { time_us: page * 1000, thread: 0, kind }
         };
+        let faults = [(1, 2), (2, 1), (3, 1), (4, 1)];
+        // The memory of the first fault.
+        let (prot, backing) = (Prot::READ | Prot::WRITE, Backing::Anon);
+        let map = Kind::Map { start: 4096, len: 4096, prot, flags: 0x22, backing };
+        let called = [Kind::Caller { stack: StackId::new(1) }, map].map(|kind| Event {
+            time_us: 0,
+            thread: 0,
+            kind,
+        });
         Trace {
             header: Header {
                 page_size: 4096,
@@ -205,9 +226,9 @@ mod tests {
                 recorded: Recorded::USER_FAULTS | Recorded::STACKS,
                 ..Header::default()
             },
-            processes: vec![ProcessInfo { parent: None }],
+            processes: vec![ProcessInfo { parent: None, pid: Some(77) }],
             threads: vec![ThreadInfo { process: 0, name: "app".into() }],
-            events: [(1, 2), (2, 1), (3, 1), (4, 1)].into_iter().map(fault).collect(),
+            events: called.into_iter().chain(faults.map(fault)).collect(),
             stacks: Stacks {
                 functions: ["main; loop", "load"].map(function).to_vec(),
                 frames: vec![frame(0, 0, 9), frame(1, 1, 3)],
@@ -215,8 +236,14 @@ mod tests {
         }
     }
 
+    /// Returns the profile of `trace`.
+    pub fn profile(trace: &Trace) -> Profile<'_> {
+        let memory = [(StackId::new(2), ["mmap in main".to_owned()].into())].into();
+        Profile { name: "app", trace, costs: costs(), memory }
+    }
+
     /// Returns the costs of the stacks of [`trace`].
-    pub fn costs() -> Vec<StackCost> {
+    fn costs() -> Vec<StackCost> {
         let cost = |stack, faults| StackCost {
             stack: StackId::new(stack),
             faults,

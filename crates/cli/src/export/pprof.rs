@@ -1,6 +1,8 @@
 //! The format of pprof: a compressed message of protocol buffers, with the faults, the bytes and
 //! the predicted time of each call stack.
 //!
+//! The label `memory_of` of a sample names the calls that created the memory of its faults.
+//!
 //! The numbers of the fields are those of pprof's `profile.proto`. Fields that pprof does not need
 //! are omitted.
 
@@ -27,6 +29,16 @@ struct Sample {
     location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
     value: Vec<i64>,
+    #[prost(message, repeated, tag = "3")]
+    label: Vec<Label>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Label {
+    #[prost(int64, tag = "1")]
+    key: i64,
+    #[prost(int64, tag = "2")]
+    text: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -155,7 +167,11 @@ fn message(profile: &Profile<'_>) -> Pprof {
         });
         let location_id = location_id.collect();
         let time = cost.nanoseconds.round() as i64;
-        Sample { location_id, value: vec![cost.faults as i64, cost.bytes as i64, time] }
+        let value = vec![cost.faults as i64, cost.bytes as i64, time];
+        let calls = profile.memory.get(&cost.stack).into_iter().flatten();
+        let key = strings.number("memory_of");
+        let label = calls.map(|call| Label { key, text: strings.number(call) }).collect();
+        Sample { location_id, value, label }
     });
     let sample = sample.collect();
     let comment = format!("page faults of {}, recorded by faultless", profile.name);
@@ -174,7 +190,7 @@ fn message(profile: &Profile<'_>) -> Pprof {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{costs, trace};
+    use super::super::tests::{profile, trace};
     use super::*;
     use flate2::read::GzDecoder;
     use std::io::Read;
@@ -183,7 +199,7 @@ mod tests {
     fn stacks_and_values_can_be_decoded() {
         let mut trace = trace();
         trace.stacks.functions[0].module = "libc.so.6".into();
-        let profile = Profile { name: "app", trace: &trace, costs: costs() };
+        let profile = profile(&trace);
         let bytes = encoded(&profile).expect("encoded");
         let mut plain = Vec::new();
         GzDecoder::new(&*bytes).read_to_end(&mut plain).expect("gzip");
@@ -200,6 +216,9 @@ mod tests {
         };
         assert_eq!(frames(&got.sample[1]), ["load app.c:3", "main; loop app.c:9"]);
         assert_eq!(got.sample[0].value, [3, 3 * 4096, 3000]);
+        let [label] = &got.sample[1].label[..] else { panic!("{:?}", got.sample[1]) };
+        assert_eq!((text(label.key), text(label.text)), ("memory_of", "mmap in main"));
+        assert!(got.sample[0].label.is_empty(), "no call is known");
         let units: Vec<_> = got.sample_type.iter().map(|kind| text(kind.unit)).collect();
         assert_eq!(units, ["count", "bytes", "nanoseconds"]);
         let mappings: Vec<_> = got.mapping.iter().map(|mapping| text(mapping.filename)).collect();

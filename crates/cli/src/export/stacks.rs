@@ -55,13 +55,13 @@ fn clean(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{costs, trace};
+    use super::super::tests::{profile, trace};
     use super::*;
 
     #[test]
     fn stacks_are_collapsed_from_the_outermost_frame() {
         let trace = trace();
-        let profile = Profile { name: "app", trace: &trace, costs: costs() };
+        let profile = profile(&trace);
         assert_eq!(collapsed(&profile), "app;main: loop 3\napp;main: loop;load 1\n");
         let svg = String::from_utf8(flame_graph(&profile).expect("drawn")).expect("text");
         assert!(svg.contains("<title>load (1,000 ns, 25.00%)</title>"), "{svg}");

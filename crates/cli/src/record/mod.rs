@@ -61,8 +61,8 @@ pub struct SetupArgs {
     /// Accept an incomplete recording if permission for all events is missing
     #[arg(long)]
     pub lesser: bool,
-    /// Record the call stack of each fault: by frame pointers (fp), or by unwind tables (dwarf),
-    /// which need 8 KiB of disk space for each fault
+    /// Record the call stack of each fault, and of each mmap, mremap and brk: by frame pointers
+    /// (fp), or by unwind tables (dwarf), which need 8 KiB of disk space for each
     #[arg(long, value_name = "METHOD", num_args = 0..=1, require_equals = true,
         default_missing_value = "fp")]
     pub stacks: Option<Stacks>,

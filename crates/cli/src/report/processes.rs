@@ -46,13 +46,10 @@ pub fn table(processes: &[ProcessSummary], time: Option<f64>, style: Style) -> O
     Some(table.to_string())
 }
 
-/// Returns the number of a process in the recording, its name, and the number of its parent.
+/// Returns the label of a process, and the number of its parent.
 fn name(process: &ProcessSummary) -> String {
-    let name = if process.name.is_empty() { "?" } else { &process.name };
-    match process.parent {
-        Some(parent) => format!("{} {name} (of {parent})", process.process),
-        None => format!("{} {name}", process.process),
-    }
+    let parent = process.parent.map_or(String::new(), |parent| format!(" (of {parent})"));
+    process.label() + &parent
 }
 
 #[cfg(test)]
@@ -63,6 +60,15 @@ mod tests {
         let (name, pages) = ("worker".to_owned(), faults);
         let parent = process.checked_sub(1);
         ProcessSummary { process, parent, name, faults, pages, ..ProcessSummary::default() }
+    }
+
+    #[test]
+    fn workers_of_one_name_are_distinguished_by_their_pids() {
+        let with = |at, pid| ProcessSummary { pid: Some(pid), ..process(at, 9) };
+        let text = table(&[with(1, 41), with(2, 42)], None, Style::new(false)).expect("two");
+        for row in ["| 1 worker, PID 41 (of 0) ", "| 2 worker, PID 42 (of 1) "] {
+            assert!(text.contains(row), "{text}");
+        }
     }
 
     #[test]

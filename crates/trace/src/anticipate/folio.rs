@@ -10,8 +10,23 @@ use super::{Fault, Outcome, Policy, walk_over};
 use crate::event::{Access, Event, Trace};
 use crate::plan::PlanError;
 
-/// The largest order: a folio of 2 MiB, mapped by one entry of the level above the last.
-pub const LARGEST: u8 = 9;
+/// The order of THP with base pages of 4 KiB: a folio of 2 MiB, mapped by one entry of the level
+/// above the last. Orders are of pages of 4 KiB for each size of base pages.
+pub const THP: u8 = 9;
+/// The largest order: THP of 512 MiB, with base pages of 64 KiB.
+pub const LARGEST: u8 = thp(16);
+
+/// Returns the order of THP of a host whose base pages have `small_pages` pages of 4 KiB: 1, 4 or
+/// 16. One entry maps as much as a table of base pages, whose entries have 8 bytes: 2 MiB, 32 MiB
+/// or 512 MiB.
+pub const fn thp(small_pages: u64) -> u8 {
+    THP + 2 * small_pages.ilog2() as u8
+}
+
+/// Returns the order of the smallest folio of anonymous memory (mTHP) of such a host: 4 base pages.
+pub const fn smallest(small_pages: u64) -> u8 {
+    2 + small_pages.ilog2() as u8
+}
 
 /// The effect of folios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,6 +193,21 @@ mod tests {
         let got = with(&[2], &[area, resident, touch(3, w), touch(8, w)]);
         assert_eq!((got.mapped[0], got.mapped[2]), (1, 1));
         assert_eq!(got.outcome.peak_resident, 5);
+    }
+
+    #[test]
+    fn sizes_of_folios_follow_the_base_page() {
+        let kib = |order: u8| 4_u64 << order;
+        for (base, small, large) in [(4, 16, 2 << 10), (16, 64, 32 << 10), (64, 256, 512 << 10)] {
+            assert_eq!(kib(smallest(base / 4)), small, "base pages of {base} KiB");
+            assert_eq!(kib(thp(base / 4)), large, "base pages of {base} KiB");
+        }
+        // A huge page of 512 MiB, requested for 1 GiB, is one fault.
+        let pages = 1 << (LARGEST + 1);
+        let got = with(&[LARGEST], &[map(0, pages), touch(7, Access::Write)]);
+        assert_eq!((got.mapped[usize::from(LARGEST)], got.outcome.left), (1, 1));
+        let short = with(&[LARGEST], &[map(1, pages / 2), touch(7, Access::Write)]);
+        assert_eq!((short.mapped[0], short.outcome.left), (1, 1));
     }
 
     #[test]

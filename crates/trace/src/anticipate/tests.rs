@@ -10,7 +10,10 @@ fn trace(events: &[(u32, Kind)]) -> Trace {
     let thread = |process| ThreadInfo { process, name: String::new() };
     Trace {
         header: Header { page_size: PAGE_SIZE as u32, ..Header::default() },
-        processes: vec![ProcessInfo { parent: None }, ProcessInfo { parent: Some(0) }],
+        processes: vec![
+            ProcessInfo { parent: None, pid: None },
+            ProcessInfo { parent: Some(0), pid: None },
+        ],
         threads: vec![thread(0), thread(0), thread(1)],
         events: events
             .iter()

@@ -19,7 +19,7 @@ pub struct StackFaults {
     pub shared: u64,
     /// Faults of `zeroed` in a mapping large enough for an additional call.
     pub in_mapping: u64,
-    /// Faults of `zeroed` in an aligned range of 2 MiB within one mapping.
+    /// Faults of `zeroed` in an aligned range of the size of a huge page within one mapping.
     pub in_huge: u64,
     /// Faults of `zeroed` and `zero_page` on pages that the program had before and had freed by
     /// `munmap`, `brk` or `MADV_DONTNEED`.
@@ -76,6 +76,7 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::callers::{Call, Caller};
     use crate::event::{Access, Backing, Frame, Function, Kind, Prot, Recorded, StackId, Trace};
     use faultless::PAGE_SIZE;
 
@@ -102,10 +103,12 @@ mod tests {
             prot: Prot::READ | Prot::EXEC,
             backing: Backing::File,
         };
+        let called = Kind::Caller { stack: StackId::new(2) };
         let back = Kind::Advise { start: START, len: PAGE_SIZE, advice: 4 };
         let (r, w, x) = (Access::Read, Access::Write, Access::Exec);
         let far = (1 << 30) / PAGE_SIZE;
         let events = [
+            called,
             map,
             text,
             fault(0, w, 1),
@@ -135,9 +138,15 @@ mod tests {
             again: 1,
             ..none
         };
+        let caller = Caller { call: Call::Mmap, stack: StackId::new(2) };
+        let by = |stack, faults| ((StackId::new(stack), caller), faults);
+        assert_eq!(census.callers, [by(1, 3), by(2, 2)].into(), "the text has no call");
         let got: Vec<_> = census.stacks.into_iter().collect();
         assert_eq!(got, [(StackId::new(1), first), (StackId::new(2), second)]);
         assert_eq!((first.total(), second.total()), (4, 3));
+        // Huge pages of 32 MiB do not fit.
+        let large = Census::with_huge(&trace, 1 << 13).unwrap();
+        assert!(large.stacks.values().all(|faults| faults.in_huge == 0));
         let mut both = first;
         both.add(&second);
         assert_eq!((both.total(), both.again, both.in_huge), (7, 1, 3));

@@ -186,6 +186,7 @@ mod tests {
                 advice
             }),
             any::<u64>().prop_map(|end| Kind::Brk { end }),
+            any::<u32>().prop_map(|stack| Kind::Caller { stack: StackId::new(stack) }),
             (any::<u32>(), birth).prop_map(|(child, birth)| Kind::Spawn { child, birth }),
             Just(Kind::Exec),
             Just(Kind::Exit),

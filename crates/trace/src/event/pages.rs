@@ -40,7 +40,11 @@ impl Trace {
                     widen(old, old_len);
                     widen(new, new_len);
                 }
-                Kind::Brk { .. } | Kind::Spawn { .. } | Kind::Exec | Kind::Exit => {}
+                Kind::Brk { .. }
+                | Kind::Caller { .. }
+                | Kind::Spawn { .. }
+                | Kind::Exec
+                | Kind::Exit => {}
             }
             true
         });

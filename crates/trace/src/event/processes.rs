@@ -12,6 +12,8 @@ pub struct ProcessSummary {
     pub process: u32,
     /// The index of the process that created it, if recorded.
     pub parent: Option<u32>,
+    /// Its number in the recorder's PID namespace, if recorded.
+    pub pid: Option<u32>,
     /// The last name of its first thread.
     pub name: String,
     /// Faults in user and in kernel mode.
@@ -25,6 +27,13 @@ pub struct ProcessSummary {
 }
 
 impl ProcessSummary {
+    /// Returns the number in the recording, the name, and the PID if known.
+    pub fn label(&self) -> String {
+        let name = if self.name.is_empty() { "?" } else { &self.name };
+        let pid = self.pid.map_or(String::new(), |pid| format!(", PID {pid}"));
+        format!("{} {name}{pid}", self.process)
+    }
+
     /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.faults += other.faults;
@@ -50,6 +59,7 @@ impl Trace {
             .map(|(process, info)| ProcessSummary {
                 process,
                 parent: info.parent,
+                pid: info.pid,
                 ..ProcessSummary::default()
             })
             .collect();
@@ -144,7 +154,9 @@ mod tests {
         let thread = |process, name: &str| ThreadInfo { process, name: name.to_owned() };
         let event = |(thread, kind)| Event { time_us: 0, thread, kind };
         let trace = Trace {
-            processes: [None, Some(0), None].map(|parent| ProcessInfo { parent }).to_vec(),
+            processes: [(None, 40), (Some(0), 41), (None, 42)]
+                .map(|(parent, pid)| ProcessInfo { parent, pid: Some(pid) })
+                .to_vec(),
             threads: vec![thread(0, "server"), thread(1, "worker"), thread(2, "idle")],
             events: events.into_iter().map(event).collect(),
             ..Trace::default()
@@ -152,6 +164,7 @@ mod tests {
         let worker = ProcessSummary {
             process: 1,
             parent: Some(0),
+            pid: Some(41),
             name: "worker".into(),
             faults: 4,
             pages: 3,
@@ -159,6 +172,7 @@ mod tests {
             present: 1,
         };
         let server = ProcessSummary {
+            pid: Some(40),
             name: "server".into(),
             faults: 1,
             pages: 1,

@@ -126,7 +126,7 @@ impl Trace {
                 Kind::Advise { .. } => summary.advises += 1,
                 Kind::Brk { .. } => summary.brks += 1,
                 Kind::Exec => summary.execs += 1,
-                Kind::Spawn { .. } | Kind::Exit => {}
+                Kind::Caller { .. } | Kind::Spawn { .. } | Kind::Exit => {}
             }
         }
         for process in self.count_processes() {
@@ -157,7 +157,7 @@ impl Trace {
                     count += usize::from(before == Some((page, changes[process])));
                     last[thread] = kernel.then_some((page, changes[process]));
                 }
-                Kind::Fault { .. } | Kind::Spawn { .. } | Kind::Exit => {}
+                Kind::Fault { .. } | Kind::Caller { .. } | Kind::Spawn { .. } | Kind::Exit => {}
                 _ => changes[process] += 1,
             }
         }
@@ -216,7 +216,7 @@ mod tests {
         ] {
             let event = |&(thread, kind): &(u32, Kind)| Event { time_us: 0, thread, kind };
             let trace = Trace {
-                processes: vec![ProcessInfo { parent: None }],
+                processes: vec![ProcessInfo { parent: None, pid: None }],
                 threads: vec![ThreadInfo { process: 0, name: String::new() }; 2],
                 events: events.iter().map(event).collect(),
                 ..Trace::default()

@@ -8,8 +8,6 @@ use faultless::{PAGE_SIZE, page_up};
 use rangemap::{RangeMap, RangeSet};
 use std::ops::Range;
 
-/// Pages of a huge page.
-const HUGE: u64 = 512;
 const MADV_DONTNEED: u32 = 4;
 const MADV_HUGEPAGE: u32 = 14;
 const MADV_NOHUGEPAGE: u32 = 15;
@@ -28,10 +26,12 @@ pub struct HugeForks {
     pub splits: u64,
 }
 
-/// The blocks of 2 MiB of a process that are huge pages, if all memory has huge pages, and if only
+/// The aligned blocks of a process that are huge pages, if all memory has huge pages, and if only
 /// memory with a request has huge pages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Blocks {
+    /// Pages of a huge page.
+    pages: u64,
     /// Private anonymous mappings.
     mapped: RangeSet<u64>,
     brk: Option<u64>,
@@ -44,6 +44,23 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// Creates the blocks of a process without memory, with huge pages of `pages` pages.
+    pub(super) fn new(pages: u64) -> Self {
+        Self {
+            pages,
+            mapped: RangeSet::new(),
+            brk: None,
+            advice: RangeMap::new(),
+            huge: Default::default(),
+            shared: Default::default(),
+        }
+    }
+
+    /// Returns the pages of a block.
+    fn range(&self, block: u64) -> Range<u64> {
+        block * self.pages..(block + 1) * self.pages
+    }
+
     pub(super) fn step(&mut self, kind: Kind) {
         match kind {
             Kind::Map { start, len, flags, backing, .. } => {
@@ -88,6 +105,8 @@ impl Blocks {
 
     /// Counts a fork of this process, whose private pages are `private`.
     pub(super) fn fork(&mut self, private: &PageSet, out: &mut [HugeForks; 2]) {
+        let size = self.pages;
+        let range = |block: u64| block * size..(block + 1) * size;
         for ((huge, shared), out) in self.huge.iter().zip(&mut self.shared).zip(out) {
             let within: u64 = huge.pages().map(|block| private.count(range(block))).sum();
             let now = [huge.len(), private.len() - within];
@@ -100,7 +119,7 @@ impl Blocks {
 
     /// Counts a store to a page shared since a fork.
     pub(super) fn copy(&mut self, page: u64, out: &mut [HugeForks; 2]) {
-        let block = page / HUGE;
+        let block = page / self.pages;
         for ((huge, shared), out) in self.huge.iter_mut().zip(&mut self.shared).zip(out) {
             if shared.contains(block) {
                 out.splits += 1;
@@ -111,8 +130,8 @@ impl Blocks {
     }
 
     fn touch(&mut self, page: u64) {
-        let block = page / HUGE;
-        if self.mapped.gaps(&range(block)).next().is_some() {
+        let block = page / self.pages;
+        if self.mapped.gaps(&self.range(block)).next().is_some() {
             return;
         }
         let advice = self.advice.get(&page).copied();
@@ -141,16 +160,11 @@ impl Blocks {
 
     /// Removes the huge pages that `range` contains in whole or in part.
     fn split(&mut self, range: Range<u64>) {
-        let blocks = range.start / HUGE..range.end.div_ceil(HUGE);
+        let blocks = range.start / self.pages..range.end.div_ceil(self.pages);
         if !blocks.is_empty() {
             self.huge.iter_mut().chain(&mut self.shared).for_each(|set| set.remove(blocks.clone()));
         }
     }
-}
-
-/// Returns the pages of a block.
-fn range(block: u64) -> Range<u64> {
-    block * HUGE..(block + 1) * HUGE
 }
 
 #[cfg(test)]
@@ -167,7 +181,12 @@ mod tests {
 
     /// Returns the counts of a fork after `events`, followed by stores to these pages.
     fn forked(events: &[Kind], touched: &[u64], stores: &[u64]) -> [HugeForks; 2] {
-        let mut blocks = Blocks::default();
+        forked_with(512, events, touched, stores)
+    }
+
+    /// Returns the same with huge pages of this number of pages.
+    fn forked_with(huge: u64, events: &[Kind], touched: &[u64], stores: &[u64]) -> [HugeForks; 2] {
+        let mut blocks = Blocks::new(huge);
         let mut private = PageSet::default();
         events.iter().for_each(|kind| blocks.step(*kind));
         for page in touched {
@@ -189,6 +208,11 @@ mod tests {
         // The second fork copies the two entries of the split block.
         let want = HugeForks { blocks: 2 + 1, entries: 2 + 4, splits: 1, most: [2, 2] };
         assert_eq!(all, want);
+        // No huge page of 32 MiB fits. Each store copies a single page.
+        let large = forked_with(8192, &[map(START, 1100)], &[0, 1, 512], &[1])[0];
+        assert_eq!((large.blocks, large.entries, large.splits), (0, 3 + 3, 0));
+        let large = forked_with(8192, &[map(START, 8192)], &[0, 1, 512], &[1])[0];
+        assert_eq!((large.blocks, large.entries, large.splits), (1, 3, 1));
     }
 
     #[test]

@@ -112,7 +112,8 @@ impl Programs {
             | Kind::Remap { .. }
             | Kind::Protect { .. }
             | Kind::Advise { .. }
-            | Kind::Brk { .. } => {
+            | Kind::Brk { .. }
+            | Kind::Caller { .. } => {
                 return !self.all[process].get(self.at[process]).is_some_and(Program::is_narrow);
             }
             _ => {}
@@ -172,8 +173,11 @@ mod tests {
         let threads = [ThreadInfo { process: 0, name: "app".into() }];
         let time_us = |kind: &Kind| if *kind == LATE { 10_000 } else { 0 };
         let event = |kind: &Kind| Event { time_us: time_us(kind), thread: 0, kind: *kind };
-        let mut programs =
-            Programs::of(kinds.iter().map(event), &threads, &[ProcessInfo { parent: None }]);
+        let mut programs = Programs::of(
+            kinds.iter().map(event),
+            &threads,
+            &[ProcessInfo { parent: None, pid: None }],
+        );
         let notes = programs.notes(&threads, true, true);
         let kept = kinds.iter().filter(|kind| programs.keeps(&event(kind), &threads));
         (kept.count(), notes)

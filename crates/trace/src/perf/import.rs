@@ -58,6 +58,8 @@ struct Pending {
     slot: Option<usize>,
     /// The backing in a mapping record since the enter.
     backing: Option<Backing>,
+    /// The call stack at the enter, of a call that creates memory.
+    stack: StackId,
 }
 
 pub(super) struct Import<'a> {
@@ -97,7 +99,7 @@ pub(super) struct Import<'a> {
     throttled: u64,
     /// Records of guests of virtual machines, whose memory is separate from the host's.
     guests: u64,
-    /// The call chains of the faults.
+    /// The call chains of the faults and the calls.
     chains: Chains,
     /// The build identifiers of the files with code.
     build_ids: HashMap<PathBuf, Vec<u8>>,
@@ -321,7 +323,7 @@ impl<'a> Import<'a> {
         self.events.retain_mut(|event| {
             let Some(number) = numbers.next() else { return true };
             let keeps = programs.keeps(event, &self.threads);
-            if let Kind::Fault { stack, .. } = &mut event.kind {
+            if let Kind::Fault { stack, .. } | Kind::Caller { stack } = &mut event.kind {
                 *stack = named[stack.number() as usize];
             }
             if let Kind::Spawn { birth, .. } = &mut event.kind
@@ -388,7 +390,7 @@ impl<'a> Import<'a> {
 
     fn new_process(&mut self, pid: i32, parent: Option<u32>) -> u32 {
         let process = self.processes.len() as u32;
-        self.processes.push(ProcessInfo { parent });
+        self.processes.push(ProcessInfo { parent, pid: u32::try_from(pid).ok() });
         self.alive.push((pid, 0));
         if parent.is_none() {
             self.first.push((pid, process));
@@ -518,8 +520,12 @@ impl<'a> Import<'a> {
                     *value = field(*arg, "arguments")?;
                 }
                 values[0] = self.architecture.address(values[0]);
+                let stack = match call {
+                    Call::Mmap | Call::Mremap | Call::Brk => self.stack(pid, sample),
+                    Call::Munmap | Call::Mprotect | Call::Madvise => StackId::NONE,
+                };
                 let thread = self.thread(pid, tid);
-                self.enter(thread, call, values);
+                self.enter(thread, call, values, stack);
             }
             &Role::Exit { number, result } => {
                 let number = field(number, "call number")?;
@@ -542,14 +548,14 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    /// Returns the call stack of a fault of the process `pid`.
+    /// Returns the call stack of a fault or a call of the process `pid`.
     fn stack(&mut self, pid: i32, sample: &SampleRecord<'_>) -> StackId {
         let Some(stack) = self.chains.sample(pid, sample) else { return StackId::NONE };
         self.header.recorded |= Recorded::STACKS;
         stack
     }
 
-    fn enter(&mut self, thread: u32, call: Call, args: [u64; 6]) {
+    fn enter(&mut self, thread: u32, call: Call, args: [u64; 6], stack: StackId) {
         // An enter without an exit, or with a lost exit.
         if let Some(pending) = self.pending.remove(&thread) {
             self.settle(thread, &pending, 0);
@@ -566,7 +572,7 @@ impl<'a> Import<'a> {
             self.events.len() - 1
         });
         if self.exits.contains(&call) {
-            self.pending.insert(thread, Pending { call, args, slot, backing: None });
+            self.pending.insert(thread, Pending { call, args, slot, backing: None, stack });
         } else if slot.is_none()
             && let Some(kind) = call_event(call, &args, 0, None)
             && call == Call::Mprotect
@@ -584,6 +590,9 @@ impl<'a> Import<'a> {
         } else if pending.slot.is_none()
             && let Some(kind) = call_event(pending.call, &pending.args, folded, pending.backing)
         {
+            if pending.stack != StackId::NONE {
+                self.push(thread, Kind::Caller { stack: pending.stack });
+            }
             self.push(thread, kind);
         }
     }

@@ -147,7 +147,9 @@ mod tests {
         let thread = |process| ThreadInfo { process, name: format!("p{process}") };
         Trace {
             header: Header { page_size: P as u32, ..Header::default() },
-            processes: [None, None, Some(1)].map(|parent| ProcessInfo { parent }).to_vec(),
+            processes: [None, None, Some(1)]
+                .map(|parent| ProcessInfo { parent, pid: None })
+                .to_vec(),
             threads: [0, 1, 2, 1].map(thread).to_vec(),
             events: events
                 .iter()

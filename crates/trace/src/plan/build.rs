@@ -259,6 +259,7 @@ impl<'a> Builder<'a> {
                 }
             }
             Kind::Brk { end } => self.brk(thread, end),
+            Kind::Caller { .. } => {}
             Kind::Spawn { child, birth } => self.spawn(thread, child, birth)?,
             Kind::Exec => self.exec(thread, event.thread),
             Kind::Exit => {

@@ -14,6 +14,8 @@ const COPIES: [usize; 2] = [32, 256];
 /// The size of these buffers together, in MiB, on hosts with few CPUs.
 const ALL_COPIES: usize = 1024;
 const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
+/// The calls that create memory, which have call stacks.
+const CREATING: [&str; 3] = ["mmap", "brk", "mremap"];
 
 impl Setup {
     /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
@@ -52,7 +54,7 @@ impl Setup {
         args
     }
 
-    /// Returns perf's terms of an event of faults: one in `period` faults, with its call stack.
+    /// Returns perf's terms of an event: one in `period` occurrences, with its call stack.
     fn terms(&self, period: u32) -> String {
         let period = (period > 1).then(|| format!("period={period}"));
         let stacks = self.stacks.map(|unwind| match unwind {
@@ -67,7 +69,7 @@ impl Setup {
     pub(super) fn events(&self, period: u32) -> Vec<Vec<OsString>> {
         let mut events = Vec::new();
         let mut event = |name: &str| events.push(["-e", name].map(OsString::from).to_vec());
-        // A tracepoint has no period of its own. Calls have no stacks.
+        // A tracepoint has no period of its own. The stack of a call is taken at its entry.
         let (software, stacks) = (self.terms(period), self.terms(1));
         let colon = if software.is_empty() { ":" } else { "" };
         match self.extent {
@@ -82,13 +84,15 @@ impl Setup {
                 }
                 event("task:task_newtask");
                 if let Some(architecture) = self.raw_syscalls {
-                    for event in ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"] {
+                    let enter = format!("raw_syscalls:sys_enter{stacks}");
+                    for event in [&*enter, "raw_syscalls:sys_exit"] {
                         let filtered = ["-e", event, "--filter", &architecture.filter()];
                         events.push(filtered.map(OsString::from).to_vec());
                     }
                 } else {
                     for call in CALLS {
-                        event(&format!("syscalls:sys_enter_{call}"));
+                        let stacks = if CREATING.contains(&call) { &*stacks } else { "" };
+                        event(&format!("syscalls:sys_enter_{call}{stacks}"));
                         event(&format!("syscalls:sys_exit_{call}"));
                     }
                 }

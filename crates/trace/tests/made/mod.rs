@@ -30,6 +30,8 @@ pub struct Version {
     pub features: bool,
     /// The size of the record before the tracing data of a stream, in bytes.
     pub tracing_record: u16,
+    /// The entries of `mmap` have call chains.
+    pub chains: bool,
 }
 
 /// Versions with a difference in the format of their files.
@@ -46,6 +48,7 @@ pub const VERSIONS: [Version; 8] = {
         names: true,
         features: true,
         tracing_record: 16,
+        chains: false,
     };
     let perf_6_1 = Version { name: "6.1.187", attr: 128, ..newest };
     let perf_5_4 = Version { name: "5.4.286", attr: 120, tracing_record: 12, ..perf_6_1 };
@@ -89,6 +92,9 @@ const EVENT_DESC: u32 = 12;
 const FORMAT: u64 = 1 | 2 | 4 | 8 | 0x80 | 0x100 | 0x400;
 const ID: u64 = 0x40;
 const IDENTIFIER: u64 = 0x1_0000;
+const CALLCHAIN: u64 = 0x20;
+/// The marker before the frames of the program in a call chain.
+const USER: u64 = -512i64 as u64;
 
 /// The recorded events, with the number of each tracepoint.
 const EVENTS: [(&str, u64); 4] = [
@@ -142,7 +148,8 @@ impl Made {
     pub fn new(version: Version) -> Self {
         let attrs = EVENTS.into_iter().zip(1..).map(|((name, config), id)| {
             let mut attr = vec![0; version.attr];
-            let format = FORMAT | if version.identifier { IDENTIFIER } else { ID };
+            let chains = if version.chains && id == 2 { CALLCHAIN } else { 0 };
+            let format = FORMAT | chains | if version.identifier { IDENTIFIER } else { ID };
             // Disabled, inherited, with mappings, names, the start at exec, tasks and mapped data.
             let mut flags: u64 = 1 | 1 << 1 | 1 << 8 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 17;
             for (set, bit) in
@@ -204,6 +211,9 @@ impl Made {
             fields.push(id);
         }
         fields.extend([0, 1]);
+        if self.version.chains && which == 1 {
+            fields.extend([3, USER, CODE + 0x10, CODE + 0x1020]);
+        }
         let common = pair(EVENTS[which].1 as u32, tid);
         let data = [words(&[common]), words(raw)].concat();
         // The size of the data makes the record a multiple of 8 bytes.

@@ -29,7 +29,7 @@ fn source(processes: &[u32], events: &[(u32, Kind)]) -> Trace {
     let event = |(time_us, &(thread, kind)): (u64, &(u32, Kind))| Event { time_us, thread, kind };
     Trace {
         header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-        processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
+        processes: (0..count).map(|_| ProcessInfo { parent: None, pid: None }).collect(),
         threads: processes.iter().map(thread).collect(),
         events: (0..).zip(events).map(event).collect(),
         ..Trace::default()

@@ -176,7 +176,7 @@ fn trace(steps: &[(usize, Step)]) -> Trace {
     let thread = |process| ThreadInfo { process, name: String::new() };
     Trace {
         header: Header { page_size: 4096, recorded: Recorded::all(), ..Header::default() },
-        processes: (0..count).map(|_| ProcessInfo { parent: None }).collect(),
+        processes: (0..count).map(|_| ProcessInfo { parent: None, pid: None }).collect(),
         threads: (0..count).map(thread).collect(),
         events: (0..)
             .zip(events)

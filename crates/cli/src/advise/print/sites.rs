@@ -4,6 +4,7 @@ use crate::error::CliError;
 use crate::report::{Style, table};
 use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
+use faultless_analysis::advise::creators::Creator;
 use faultless_analysis::advise::item::size;
 use faultless_analysis::advise::sites::{Site, short_name};
 use faultless_analysis::number::{fixed, grouped, plural};
@@ -12,6 +13,8 @@ use std::io::Write;
 
 /// The share of the time of all call sites below which a call site has no row.
 const LEAST: f64 = 0.005;
+/// Calls with a place each, for each call site.
+const CALLS: usize = 3;
 /// The columns of a label. Names of templates and closures are longer.
 const COLUMNS: usize = 56;
 
@@ -39,6 +42,9 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
     writeln!(out, "\n{table}\n")?;
     for (number, site) in (1..).zip(shown) {
         writeln!(out, " {number}. {}", described(site))?;
+        if let Some(calls) = calls(&site.creators) {
+            writeln!(out, "    memory of {calls}")?;
+        }
     }
     if sites.len() > shown.len() {
         let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults).sum();
@@ -54,13 +60,26 @@ fn described(site: &Site) -> String {
         Some(caller) => format!("called by {}: ", short(short_name(caller))),
         None => String::new(),
     };
-    let change = match site.change {
+    let change = match &site.change {
         Some(change) => {
             format!("{} (predicted to save {} s)", change.action, fixed(change.saving / 1e9, 3))
         }
         None => "no setting helps here".to_owned(),
     };
     format!("{caller}{change}{}", copies(site.copied))
+}
+
+/// Describes the calls that created the memory of a call site, the largest memory first, if the
+/// calls are known.
+fn calls(creators: &[Creator]) -> Option<String> {
+    let (shown, others) = creators.split_at(creators.len().min(CALLS));
+    let call = |creator: &Creator| format!("{}: {}", creator.label(), size(creator.bytes));
+    let mut calls: Vec<_> = shown.iter().map(call).collect();
+    if !others.is_empty() {
+        let bytes = others.iter().map(|creator| creator.bytes).sum();
+        calls.push(format!("{}: {}", plural(others.len() as u64, "further call"), size(bytes)));
+    }
+    (!calls.is_empty()).then(|| calls.join("; "))
 }
 
 /// Describes the pages that were copied after a fork, if there are any.
@@ -92,6 +111,8 @@ fn short(label: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faultless_trace::callers::Call;
+    use faultless_trace::event::Function;
 
     #[test]
     fn copies_after_a_fork_are_described_by_process() {
@@ -101,6 +122,24 @@ mod tests {
             text,
             "; 1724 pages copied after a fork (6 MiB): 700 by parents and 1,024 by children"
         );
+    }
+
+    #[test]
+    fn calls_beyond_the_largest_are_added_up() {
+        let function = |name: &str| Function { name: name.into(), ..Function::default() };
+        let creator = |(name, mib): (&str, u64)| Creator {
+            call: Call::Mmap,
+            function: function(name),
+            line: 0,
+            allocator: (name == "grow").then(|| function("malloc")),
+            bytes: mib << 20,
+        };
+        let all = [("load", 9), ("grow", 5), ("a", 3), ("b", 2), ("c", 1)].map(creator);
+        assert_eq!(calls(&[]), None);
+        assert_eq!(calls(&all[..1]).as_deref(), Some("mmap in load: 9 MiB"));
+        let want = "mmap in load: 9 MiB; mmap in grow, by malloc: 5 MiB; mmap in a: 3 MiB; \
+                    2 further calls: 3 MiB";
+        assert_eq!(calls(&all).as_deref(), Some(want));
     }
 
     #[test]
