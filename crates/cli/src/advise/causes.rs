@@ -64,12 +64,12 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     )?;
     let huge = forks.huge[0];
     if let (Some(cost), Some(time)) = (cost.huge, cost.time_of_huge(huge.most))
-        && huge.most[0] > 0
+        && huge.most.huge > 0
     {
         writeln!(
             out,
             " With THP for all memory the fork of the most huge pages, {}, is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
-            grouped(huge.most[0]),
+            grouped(huge.most.huge),
             time / 1e6,
             plural(huge.splits, "first store"),
             cost.split / 1e3
@@ -136,7 +136,7 @@ fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError
 mod tests {
     use super::*;
     use faultless_analysis::advise::cold::ColdCost;
-    use faultless_analysis::advise::forks::{ForkCost, HugeCost};
+    use faultless_analysis::advise::forks::{EntryCost, ForkCost, HugeCost};
     use faultless_analysis::advise::linked::Linked;
     use faultless_analysis::advise::program::Program;
     use faultless_analysis::advise::stalls::Stalls;
@@ -144,7 +144,7 @@ mod tests {
     use faultless_analysis::replay::Source;
     use faultless_trace::discard::Discards;
     use faultless_trace::files::{Files, Reads};
-    use faultless_trace::fork::{Forks, HugeForks};
+    use faultless_trace::fork::{Entries, Forks, HugeForks};
     use faultless_trace::recordings;
 
     #[test]
@@ -170,12 +170,15 @@ mod tests {
             interrupts: 6,
             ..Discards::default()
         };
-        let huge = HugeForks { splits: 7, most: [9, 392], ..HugeForks::default() };
+        let most = Entries { huge: 9, single: 392, split: 0 };
+        let huge = HugeForks { splits: 7, most, ..HugeForks::default() };
         let most = 5000;
         findings.forks =
             Forks { forks: 1, entries: most, most, huge: [huge; 2], ..Forks::default() };
-        let huge = Some(HugeCost { entry: 20_000.0, split: 4500.0 });
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0, huge });
+        let of = |copy| EntryCost { copy, removal: 0.0 };
+        let (entry, split_entry) = (of(20_000.0), of(10.0));
+        let huge = Some(HugeCost { entry, split_entry, split: 4500.0 });
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: of(100.0), huge });
         findings.stalls = Some(Stalls { major: 3, ..Stalls::default() });
         let reads = |around, pages| Reads { around, pages, ..Reads::default() };
         findings.files = Files {
