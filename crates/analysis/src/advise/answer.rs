@@ -17,6 +17,7 @@ use crate::replay::Source;
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
 use faultless_trace::event::ProcessSummary;
+use faultless_trace::files::Reads;
 use faultless_trace::resident::host_page_size;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
@@ -143,7 +144,7 @@ impl<'a> Answer<'a> {
     /// without a measurement of a disk.
     pub fn cold_start(&self) -> Option<ColdStart> {
         let cost = self.findings.cold_cost.as_ref()?;
-        cold::start(&self.findings.files, cost)
+        cold::start(&self.findings.files, cost, self.findings.file_cost)
     }
 
     /// Returns a saving as a share of the run, from 0 to 1.
@@ -263,6 +264,13 @@ impl<'a> Answer<'a> {
         }
         self.process_figures(figures, context)?;
         self.fork_figures(figures, context)?;
+        if let Some(start) = self.cold_start() {
+            let seconds = Number::Real(start.now / 1e9);
+            figures.figure(context, "predicted_cold_seconds", "s", seconds)?;
+            let Reads { around, next, single, .. } = start.reads;
+            let reads = Number::Whole(around + next + single);
+            figures.figure(context, "cold_reads", "count", reads)?;
+        }
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };
             figures.figure(

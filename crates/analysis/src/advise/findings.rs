@@ -1,7 +1,7 @@
 //! Counts of faults and pages in a recording, as recorded and with other settings, before times are
 //! assigned.
 
-use super::cold::ColdCost;
+use super::cold_cost::ColdCost;
 use super::collector::Collector;
 use super::commit::committed_at_once;
 use super::forks::ForkCost;

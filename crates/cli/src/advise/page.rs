@@ -12,20 +12,23 @@ use faultless_analysis::number::label;
 use faultless_analysis::rates::median;
 use faultless_trace::{Trace, footprint};
 
+/// The title of bars of processor time.
+const PROCESSOR: &str = "Processor time";
 /// Points of a line.
 const POINTS: usize = 600;
 /// Processes with a line of their own.
 const PROCESSES: usize = 4;
 const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / (1 << 20) as f64;
 
-/// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal.
+/// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal. The
+/// runs of `--try` had a `cold` page cache or not.
 ///
 /// # Errors
 /// The drawing library failed.
 pub fn page(
     answer: &Answer<'_>,
     trace: &Trace,
-    tried: &[Tried],
+    (tried, cold): (&[Tried], bool),
     text: &str,
 ) -> Result<Page, CliError> {
     let program = &trace.header.program;
@@ -35,7 +38,8 @@ pub fn page(
         let names: Vec<_> = sites.iter().map(|site| site.label()).collect();
         let meaning = format!("Predicted processor time of the faults. {}", numbered(&names));
         let heights = sites.iter().map(|site| vec![Bar::from(site.nanoseconds / 1e6)]);
-        page.plot("Call sites", &meaning, &numbered_bars("call site", &["predicted"], heights)?);
+        let bars = numbered_bars((PROCESSOR, "call site"), &["predicted"], heights)?;
+        page.plot("Call sites", &meaning, &bars);
     }
     page.plot(
         "Resident memory",
@@ -48,13 +52,15 @@ pub fn page(
         let names: Vec<_> = rows.iter().map(|item| item.name.clone()).collect();
         let meaning = format!("Predicted savings of processor time. {}", numbered(&names));
         let heights = rows.iter().map(|item| vec![Bar::from(item.saving / 1e6)]);
-        page.plot("Settings", &meaning, &numbered_bars("setting", &["predicted saving"], heights)?);
+        let bars = numbered_bars((PROCESSOR, "setting"), &["predicted saving"], heights)?;
+        page.plot("Settings", &meaning, &bars);
     }
     if !tried.is_empty() {
         let names: Vec<_> = tried.iter().map(|tried| tried.name.clone()).collect();
         let meaning = format!(
-            "Measured processor time of the runs of --try: medians, with lines from the shortest \
-             run to the longest. {}",
+            "Measured {} of the runs of --try: medians, with lines from the shortest run to the \
+             longest. {}",
+            if cold { "elapsed time, with a cold page cache," } else { "processor time" },
             numbered(&names)
         );
         let bar = |times: &Vec<f64>| {
@@ -66,7 +72,9 @@ pub fn page(
         };
         let heights = tried.iter().map(|tried| tried.times.iter().map(bar).collect());
         let names = ["without the setting", "with the setting"];
-        page.plot("Before and after", &meaning, &numbered_bars("setting", &names, heights)?);
+        let title = if cold { "Elapsed time" } else { PROCESSOR };
+        let bars = numbered_bars((title, "setting"), &names, heights)?;
+        page.plot("Before and after", &meaning, &bars);
     }
     page.text("In figures", text);
     Ok(page)
@@ -79,23 +87,16 @@ fn numbered(names: &[String]) -> String {
     format!("{}.", names.join("; "))
 }
 
-/// Draws groups of bars. The numbers below the groups fit each width of a screen.
+/// Draws groups of bars, with a title. The numbers below the groups fit each width of a screen.
 fn numbered_bars(
-    x: &str,
+    (title, x): (&str, &str),
     names: &[&str],
     heights: impl Iterator<Item = Vec<Bar>>,
 ) -> Result<Picture, CliError> {
     let groups: Vec<_> =
         (1..).zip(heights).map(|(number, bars): (u32, _)| (number.to_string(), bars)).collect();
-    let frame = Frame {
-        title: "Processor time",
-        x,
-        y: "ms",
-        show_x: &label,
-        show_y: &label,
-        y_chars: 6,
-        white: false,
-    };
+    let frame =
+        Frame { title, x, y: "ms", show_x: &label, show_y: &label, y_chars: 6, white: false };
     bars(&frame, names, &groups, false)
 }
 
