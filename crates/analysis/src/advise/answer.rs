@@ -127,7 +127,8 @@ impl<'a> Answer<'a> {
         for item in &mut items {
             // Faults and calls are kernel time; fewer collections and page walks save time of the
             // program.
-            let kernel = limit + most_walks(self.findings, costs);
+            let collections = self.findings.collections.map_or(0.0, |it| it.inherited);
+            let kernel = limit + most_walks(self.findings, costs) + collections;
             let most = if item.spared.is_some() { kernel.min(most) } else { most };
             item.saving = item.saving.min(most);
             item.at_best = item.at_best.min(most);
@@ -320,6 +321,16 @@ impl Answer<'_> {
         ];
         for (metric, value) in times.into_iter().flatten() {
             figures.figure(context, metric, "ns", Number::Real(value))?;
+        }
+        if let Some(collections) = self.findings.collections {
+            let count = Number::Whole(collections.full);
+            figures.figure(context, "fork_collections_of_children", "count", count)?;
+            for (metric, value) in [
+                ("fork_collections_of_children_ns", collections.inherited),
+                ("fork_collection_before_ns", collections.before),
+            ] {
+                figures.figure(context, metric, "ns", Number::Real(value))?;
+            }
         }
         for (metric, count) in [
             ("forks", forks.forks),
