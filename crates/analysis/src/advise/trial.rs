@@ -6,7 +6,9 @@
 //! The two runs of a pair follow each other directly, in random order, because load changes within
 //! seconds.
 //! If the host takes free memory back, memory is used and freed before each run, so that all runs
-//! start with the same memory state. The effect of memory taken back is therefore only predicted.
+//! start with the same memory state. With a cold page cache this includes the memory of the files:
+//! the first load from a page that the disk wrote to memory taken back takes several microseconds.
+//! The effect of memory taken back is therefore only predicted.
 //!
 //! A run with another exit status than the plain run has done other work. Its pair is excluded from
 //! the statistics.
@@ -21,10 +23,14 @@ use super::once::{Run, once};
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
+use crate::host;
 use crate::observer::Observer;
 use crate::rates::median;
 use std::ffi::OsString;
 use std::process::ExitStatus;
+
+/// The bytes of files whose memory is used before each run, at most.
+const MOST_OF_FILES: u64 = 1 << 30;
 
 /// An advice to try, with or without a prediction.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +151,7 @@ fn add_pairs(
 ) -> Result<(), Error> {
     // A random order prevents that an advice always follows the same other advice.
     let mut random = fastrand::Rng::with_seed(1);
+    let memory = memory + cold.map_or(0, |files| of_files(memory, files));
     let mut order: Vec<usize> = (0..trials.len()).collect();
     for round in 1..=rounds {
         meter.round(observer)?;
@@ -172,6 +179,15 @@ fn add_pairs(
         }
     }
     Ok(())
+}
+
+/// Returns the bytes of page cache to use before each run, beside `memory`; 0 if the host lacks this
+/// memory.
+fn of_files(memory: u64, files: &DataFiles) -> u64 {
+    let bytes = files.bytes().min(MOST_OF_FILES);
+    // `Meter::prepare` uses a quarter more.
+    let all = (memory + bytes) / 4 * 5;
+    if host::afford("the page cache of the files", all).is_ok() { bytes } else { 0 }
 }
 
 /// The measured effect of an advice, beside its prediction.
@@ -453,6 +469,22 @@ mod tests {
         let of = |name: &str| kept.0.iter().find(|(metric, ..)| metric == name).map(|one| &one.2);
         assert_eq!(of("elapsed_saving_seconds"), Some(&Number::Real(0.5)));
         assert_eq!(of("faults_change"), Some(&Number::Real(-400.0)));
+    }
+
+    #[test]
+    fn memory_of_cold_files_is_used_before_each_run() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = |len: u64| {
+            let path = dir.path().join("data");
+            std::fs::File::create(&path).and_then(|file| file.set_len(len)).expect("written");
+            let mut files = DataFiles::default();
+            files.add_arguments(&["program".into(), path.into_os_string()]);
+            files
+        };
+        assert_eq!(of_files(1 << 20, &files(2 << 20)), 2 << 20);
+        // A host can have less than 1 GiB.
+        assert!([0, MOST_OF_FILES].contains(&of_files(1 << 20, &files(1 << 40))));
+        assert_eq!(of_files(1 << 50, &files(2 << 20)), 0, "no host has this memory");
     }
 
     #[test]
