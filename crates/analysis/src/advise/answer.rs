@@ -127,7 +127,7 @@ impl<'a> Answer<'a> {
         for item in &mut items {
             // Faults and calls are kernel time; fewer collections and page walks save time of the
             // program.
-            let collections = self.findings.collections.map_or(0.0, |it| it.inherited);
+            let collections = self.findings.collections.map_or(0.0, |it| it.inherited + it.later);
             let kernel = limit + most_walks(self.findings, costs) + collections;
             let most = if item.spared.is_some() { kernel.min(most) } else { most };
             item.saving = item.saving.min(most);
@@ -327,6 +327,7 @@ impl Answer<'_> {
             figures.figure(context, "fork_collections_of_children", "count", count)?;
             for (metric, value) in [
                 ("fork_collections_of_children_ns", collections.inherited),
+                ("fork_collections_of_parents_ns", collections.later),
                 ("fork_collection_before_ns", collections.before),
             ] {
                 figures.figure(context, metric, "ns", Number::Real(value))?;

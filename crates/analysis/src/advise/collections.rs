@@ -2,11 +2,12 @@
 //! objects, in a run with a trace.
 //!
 //! `gc.freeze` before a fork excludes the objects of the parent from the collections of its
-//! children. The saving is the time of these collections, with the copies of pages that they make,
-//! less the collection that the advice adds before the fork. A recording of faults contains only
+//! children, and from its own later collections, such as that at its end. The saving is the time of
+//! these collections, with the copies of pages that they make, less the collection that the advice
+//! adds before the fork. A recording of faults contains only
 //! the copies. So the program runs once more, and the interpreter imports a module that times the
-//! collections (`gc.callbacks`). A child that also has new objects spends a part of a collection on
-//! them. This part is estimated from the numbers of memory blocks at the fork and at the
+//! collections (`gc.callbacks`). A process that also has new objects spends a part of a collection
+//! on them. This part is estimated from the numbers of memory blocks at the fork and at the
 //! collection.
 
 use super::once::{silent, supervised};
@@ -24,7 +25,7 @@ const TRACE: &str = "FAULTLESS_COLLECTIONS";
 /// The variable with directories of modules.
 const MODULES: &str = "PYTHONPATH";
 
-/// The full collections in the children of a run.
+/// The full collections of a run after forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Collections {
     /// Children with a full collection.
@@ -33,6 +34,9 @@ pub struct Collections {
     pub full: u64,
     /// Nanoseconds of processor time of these collections for inherited objects.
     pub inherited: f64,
+    /// Nanoseconds of processor time of full collections in parents after their first fork, for
+    /// objects that existed at the last fork.
+    pub later: f64,
     /// Nanoseconds of processor time of a collection in each parent before its first fork.
     pub before: f64,
 }
@@ -68,12 +72,17 @@ impl Collections {
             // A child that was killed can leave a part of a line.
             let numbers: Result<Vec<u64>, _> = words.map(str::parse).collect();
             match (kind, numbers.as_deref()) {
-                (Some("parent"), Ok(&[took])) => out.before += took as f64,
-                (Some("child"), Ok(&[child, took, inherited, blocks])) => {
-                    children.insert(child);
-                    out.full += 1;
+                (Some("before"), Ok(&[took])) => out.before += took as f64,
+                (Some(kind @ ("child" | "parent")), Ok(&[process, took, inherited, blocks])) => {
                     let share = if blocks == 0 { 1.0 } else { inherited as f64 / blocks as f64 };
-                    out.inherited += took as f64 * share.min(1.0);
+                    let time = took as f64 * share.min(1.0);
+                    if kind == "child" {
+                        children.insert(process);
+                        out.full += 1;
+                        out.inherited += time;
+                    } else {
+                        out.later += time;
+                    }
                 }
                 _ => {}
             }
@@ -84,7 +93,7 @@ impl Collections {
 
     /// Returns the nanoseconds that `gc.collect` and `gc.freeze` before the fork save.
     pub fn saving(&self) -> f64 {
-        self.inherited - self.before
+        self.inherited + self.later - self.before
     }
 }
 
@@ -104,13 +113,13 @@ mod tests {
 
     #[test]
     fn collections_of_inherited_objects_are_added_up() {
-        let text =
-            "parent 500\nchild 7 4000 300 300\nchild 7 1000 300 600\nchild 8 2000 10 0\nchild 9 1";
+        let text = "before 500\nchild 7 4000 300 300\nchild 7 1000 300 600\nchild 8 2000 10 0\n\
+                    parent 1 800 300 400\nchild 9 1";
         let got = Collections::of(text).expect("collections");
         let inherited = 4000.0 + 500.0 + 2000.0;
-        assert_eq!(got, Collections { children: 2, full: 3, inherited, before: 500.0 });
-        assert_eq!(got.saving(), 6000.0);
-        assert_eq!(Collections::of("parent 500\n"), None);
+        let want = Collections { children: 2, full: 3, inherited, later: 600.0, before: 500.0 };
+        assert_eq!((got, got.saving()), (want, 6600.0));
+        assert_eq!(Collections::of("before 500\nparent 1 800 300 400\n"), None);
         // Freed blocks of inherited objects.
         let fewer = Collections::of("child 7 4000 300 200").expect("a collection");
         assert_eq!(fewer.inherited, 4000.0);
@@ -145,6 +154,8 @@ mod tests {
         assert_eq!((got.children, got.full), (2, 2));
         // 100,000 objects take a millisecond, and a collection after gc.freeze less than a tenth.
         assert!(got.inherited > 2e5 && got.before > 1e5, "{got:?}");
+        // The interpreter collects at its end.
+        assert!(got.later > 1e5, "{got:?}");
         let frozen = of_program(&script("gc.freeze(); gc.collect()")).flatten();
         let frozen = frozen.expect("two children collect");
         assert!(frozen.inherited < got.inherited / 4.0, "{frozen:?} and {got:?}");

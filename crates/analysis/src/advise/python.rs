@@ -72,16 +72,16 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
                 children => format!("{} children", grouped(children)),
             };
             action += &format!(
-                ": {} of {children} took {} s for inherited objects, copies included, and a \
-                 collection before the fork takes {} s",
+                ": {} of {children} took {} s for inherited objects, copies included, later \
+                 collections of the parent {} s, and a collection before the fork {} s",
                 plural(measured.full, "full collection"),
                 fixed(measured.inherited / 1e9, 3),
+                fixed(measured.later / 1e9, 3),
                 fixed(measured.before / 1e9, 3)
             );
             (
                 measured.saving(),
-                "from times of the collections in a run with a trace; later collections of the \
-                 parent also visit fewer objects, and are not counted",
+                "from times of full collections in a run with a trace of the collector",
             )
         }
         (None, Some(copies)) => (
@@ -203,15 +203,16 @@ mod tests {
         assert!(!is_worth_a_trace(&findings), "no child");
         findings.forks.copied.by_child = FEW;
         assert!(is_worth_a_trace(&findings));
-        let measured = Collections { children: 4, full: 8, inherited: 5e7, before: 1e7 };
+        let measured =
+            Collections { children: 4, full: 8, inherited: 5e7, later: 2e7, before: 1e7 };
         findings.collections = Some(measured);
         // Without call stacks.
         let got = predicted(&findings, &costs()).expect("measured");
-        assert_eq!((got.saving, got.spared), (4e7, None));
+        assert_eq!((got.saving, got.spared), (6e7, None));
         assert!(got.action.contains("8 full collections of 4 children took 0.050 s"), "{got:?}");
         findings.collector_copies = Some(3000);
         let got = predicted(&findings, &costs()).expect("measured");
-        assert_eq!((got.saving, got.spared), (4e7, Some(3000.0)));
+        assert_eq!((got.saving, got.spared), (6e7, Some(3000.0)));
         assert!(got.action.contains("the copies of 3,000 pages (11 MiB)"), "{got:?}");
         assert!(!got.remarks[0].contains("only the copies"), "{got:?}");
         findings.name = "ruby".into();

@@ -1,4 +1,4 @@
-# Times full garbage collections of children, for one run of `faultless advise`. The interpreter imports this module at its start,
+# Times full garbage collections of children, and of parents after a fork, for one run of `faultless advise`. The interpreter imports this module at its start,
 # and the module imports the program's own sitecustomize. Python 3.7 and later have gc.freeze and os.register_at_fork.
 import sys
 
@@ -27,21 +27,22 @@ def trace_collections():
             state["collected"] = True
             begin = now()
             gc.collect()
-            write("parent", now() - begin)
+            write("before", now() - begin)
         state["inherited"] = blocks()
 
     def in_child():
         state["child"] = True
 
     def collects(phase, about):
-        if not state["child"] or about["generation"] != 2:
+        if about["generation"] != 2 or not (state["child"] or state["inherited"]):
             return
         if phase == "start":
             state["blocks"] = blocks()
             state["begin"] = now()
         else:
             took = now() - state["begin"]
-            write("child", os.getpid(), took, state["inherited"], state["blocks"])
+            kind = "child" if state["child"] else "parent"
+            write(kind, os.getpid(), took, state["inherited"], state["blocks"])
 
     gc.callbacks.append(collects)
     os.register_at_fork(before=before, after_in_child=in_child)
