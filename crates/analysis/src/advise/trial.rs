@@ -181,8 +181,8 @@ fn add_pairs(
     Ok(())
 }
 
-/// Returns the bytes of page cache to use before each run, beside `memory`; 0 if the host lacks this
-/// memory.
+/// Returns the bytes of page cache to use before each run, beside `memory`; 0 if the host lacks
+/// this memory.
 fn of_files(memory: u64, files: &DataFiles) -> u64 {
     let bytes = files.bytes().min(MOST_OF_FILES);
     // `Meter::prepare` uses a quarter more.
