@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Predictions of `faultless advise` for address space of jemalloc, metadata, commits and delays of mimalloc, forks and shared memory, and
-# measurements: `causes.sh OUTPUT [ROUNDS]` writes one JSON line for each figure to OUTPUT, and prints the tables. It needs perf, gcc,
-# python3 with symbols, and the libraries of jemalloc and mimalloc (MIMALLOC_2_0, MIMALLOC_2_3 and MIMALLOC_3 name the files); programs
+# measurements: `causes.sh OUTPUT [ROUNDS [PART...]]` writes one JSON line for each figure to OUTPUT, and prints the tables. The parts are
+# allocators, forks, python and memory; without a PART all run. The script needs perf, gcc, python3 with symbols, and the libraries of jemalloc and mimalloc (MIMALLOC_2_0, MIMALLOC_2_3 and MIMALLOC_3 name the files); programs
 # without their library are omitted. FAULTLESS is the command. As root, the trial of shared memory changes shmem_enabled for its runs.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-7} faultless=${FAULTLESS:-faultless} python=${PYTHON:-python3}
+parts=" ${*:3} "
+part() { [ "$parts" = "  " ] || [[ $parts == *" $1 "* ]]; }
 source=$(realpath "$(dirname "$0")")/churn.c
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -45,35 +47,49 @@ int main(int argc, char **argv) {
 }
 END
 cat > forks.c <<'END'
-/* Forks with N MiB, in huge pages (1) or single pages (0), 9 times, and prints the median processor time of a fork in microseconds and of a
-   store to each 2 MiB while the child lives. */
+/* Forks twice with N MiB, in huge pages (1) or single pages (0), 9 times, and prints median processor times in microseconds: of a fork, of
+   its child, which only ends, and of a store to each 2 MiB while the child lives; and of the second fork, after these stores. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+enum { FORK, CHILD, STORE, SECOND_FORK, SECOND_CHILD, ALL };
+static const char *names[ALL] = {"fork_us", "child_us", "store_us", "second_fork_us", "second_child_us"};
 static int less(const void *a, const void *b) { double x = *(double *)a, y = *(double *)b; return (x > y) - (x < y); }
 static double now(void) { struct timespec t; clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); return t.tv_sec * 1e6 + t.tv_nsec / 1e3; }
 int main(int argc, char **argv) {
-    size_t n = (size_t)atoi(argv[1]) << 20; double f[9], s[9];
+    size_t n = (size_t)atoi(argv[1]) << 20, huge = 2 << 20; double all[ALL][9];
     for (int r = 0; r < 9; r++) {
-        char *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        madvise(p, n, atoi(argv[2]) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        char *map = mmap(0, n + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        char *p = (char *)(((size_t)map + huge - 1) & -huge);
+        madvise(map, n + huge, atoi(argv[2]) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
         for (size_t i = 0; i < n; i += 4096) p[i] = 1;
-        int end[2]; char byte = 0; if (pipe(end)) return 1;
-        double a = now(); int pid = fork();
-        if (!pid) { if (read(end[0], &byte, 1) < 0) _exit(1); _exit(0); }
-        double b = now();
-        for (size_t i = 4096; i < n; i += 2 << 20) p[i] = 2;
-        double c = now();
-        if (write(end[1], &byte, 1) < 0) return 1;
-        waitpid(pid, 0, 0); close(end[0]); close(end[1]); munmap(p, n);
-        f[r] = b - a; s[r] = (c - b) / (n >> 21);
+        for (int second = 0; second < 2; second++) {
+            int end[2]; char byte = 0; if (pipe(end)) return 1;
+            double a = now(); int pid = fork();
+            if (!pid) { if (read(end[0], &byte, 1) < 0) _exit(1); _exit(0); }
+            double b = now();
+            for (size_t i = 4096; i < n; i += huge) p[i] = 2;
+            double c = now();
+            struct rusage use; siginfo_t info;
+            if (write(end[1], &byte, 1) < 0 || waitid(P_PID, pid, &info, WEXITED | WNOWAIT)) return 1;
+            usleep(1000);
+            wait4(pid, 0, 0, &use); close(end[0]); close(end[1]);
+            all[second ? SECOND_FORK : FORK][r] = b - a;
+            all[second ? SECOND_CHILD : CHILD][r] =
+                (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * 1e6 + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
+            if (!second) all[STORE][r] = (c - b) / (n / huge);
+        }
+        munmap(map, n + huge);
     }
-    qsort(f, 9, sizeof *f, less); qsort(s, 9, sizeof *s, less);
-    printf("{\"workload\":\"causes:fork-%s\",\"setting\":\"%s\",\"metric\":\"fork_us\",\"unit\":\"us\",\"value\":%.1f}\n", argv[1], atoi(argv[2]) ? "huge" : "single", f[4]);
-    printf("{\"workload\":\"causes:fork-%s\",\"setting\":\"%s\",\"metric\":\"store_us\",\"unit\":\"us\",\"value\":%.2f}\n", argv[1], atoi(argv[2]) ? "huge" : "single", s[4]);
+    for (int i = 0; i < ALL; i++) {
+        qsort(all[i], 9, sizeof **all, less);
+        printf("{\"workload\":\"causes:fork-%s\",\"setting\":\"%s\",\"metric\":\"%s\",\"unit\":\"us\",\"value\":%.2f}\n", argv[1],
+               atoi(argv[2]) ? "huge" : "single", names[i], all[i][4]);
+    }
 }
 END
 cat > memfd.c <<'END'
@@ -146,29 +162,33 @@ try() {
 for program in churn blocks snapshot forks memfd; do gcc -O1 -o $program $program.c; done
 build() { gcc -O1 -o "$2" "$1.c" -Wl,--no-as-needed "$3" 2>/dev/null || { echo "$2 is omitted: $3 is missing"; false; }; }
 # jemalloc without `retain`, and its metadata.
-if build churn churn-je -l:libjemalloc.so.2; then
+if part allocators && build churn churn-je -l:libjemalloc.so.2; then
     MALLOC_CONF=retain:false try jemalloc-unretained -- ./churn-je 10 64 100
     build blocks blocks-je -l:libjemalloc.so.2 && try jemalloc-metadata -- ./blocks-je 512
 fi
 # mimalloc: a longer delay, and commits at once.
-if [ -e "${MIMALLOC_2_0:-}" ]; then MIMALLOC_DECOMMIT_DELAY=0 LD_PRELOAD=$MIMALLOC_2_0 try mimalloc-2.0-delay -- ./churn 10 64 20; fi
+if part allocators && [ -e "${MIMALLOC_2_0:-}" ]; then MIMALLOC_DECOMMIT_DELAY=0 LD_PRELOAD=$MIMALLOC_2_0 try mimalloc-2.0-delay -- ./churn 10 64 20; fi
 for library in "${MIMALLOC_2_3:-}" "${MIMALLOC_3:-}"; do
-    if [ -e "$library" ]; then
+    if part allocators && [ -e "$library" ]; then
         MIMALLOC_EAGER_COMMIT=0 MIMALLOC_ARENA_EAGER_COMMIT=0 LD_PRELOAD=$library \
             try "commit-$(basename "$library")" -- ./churn 10 64 20
     fi
 done
-# Forks: huge pages of the parent, and gc.freeze.
-try snapshot-512 -- ./snapshot 256 20 512
-try snapshot-64 -- ./snapshot 256 20 64
-for mib in 64 256; do
-    for huge in 0 1; do ./forks $mib $huge | tee -a "$output"; done
-done
-for work in collect read; do
-    echo "== workers.py $work"
-    "$faultless" advise --stacks --json lines.jsonl -- "$python" workers.py $work 2>/dev/null
-    add "workers-$work"
-    "$python" pairs.py "$rounds" "workers-$work" "$python" workers.py $work freeze | tee -a "$output"
-done
+# Forks: huge pages of the parent.
+if part forks; then
+    for step in 512 64 8; do try snapshot-$step -- ./snapshot 256 20 $step; done
+    for mib in 64 256; do
+        for huge in 0 1; do ./forks $mib $huge | tee -a "$output"; done
+    done
+fi
+# gc.freeze.
+if part python; then
+    for work in collect read; do
+        echo "== workers.py $work"
+        "$faultless" advise --stacks --json lines.jsonl -- "$python" workers.py $work 2>/dev/null
+        add "workers-$work"
+        "$python" pairs.py "$rounds" "workers-$work" "$python" workers.py $work freeze | tee -a "$output"
+    done
+fi
 # Shared memory of a memfd in huge pages.
-try memfd --sysfs -- ./memfd 256
+if part memory; then try memfd --sysfs -- ./memfd 256; fi

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Predictions of `faultless advise` for mapped files, and measurements with a warm and with a cold page cache: `files.sh OUTPUT [ROUNDS]`
-# writes one JSON line for each figure to OUTPUT, and prints the tables. It needs perf, gcc, and a working directory on a disk with 256 MiB.
-# The read-ahead of the disk is tried at other sizes (--sysfs). FAULTLESS is the command.
+# Predictions of `faultless advise` for mapped files, and measurements with a warm and with a cold page cache:
+# `files.sh OUTPUT [ROUNDS [CASE...]]` writes one JSON line for each figure to OUTPUT, with the figures of each run, and prints the tables.
+# A CASE is an order of loads and a page cache, such as random-cold; without a CASE all run. The script needs perf, gcc, and a working
+# directory on a disk with 256 MiB. As root, the read-ahead of the disk is tried at another size (--sysfs), and restored. FAULTLESS is
+# the command. The exit status is 1 if a case failed.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-7} faultless=${FAULTLESS:-faultless}
+cases=("${@:3}")
+[ ${#cases[@]} -gt 0 ] || cases=({seq,random,sparse}-{cold,warm})
 dir=$(mktemp -d -p .)
 trap 'rm -rf "$dir"' EXIT
 cd "$dir"
-cat > files.c <<'END'
+cat > files.c <<'END_OF_C'
 /* Maps a file, and loads one byte from each page in order (seq), from each page in random order (random), or from every 64th page in random
    order (sparse). */
 #include <fcntl.h>
@@ -34,18 +38,21 @@ int main(int argc, char **argv) {
     for (long i = 0; i < pages; i++) sum += bytes[order[i] * step * 4096];
     printf("%lu\n", sum);
 }
-END
+END_OF_C
 gcc -O1 -o files files.c
 head -c 256M /dev/urandom > data
 sync data
 : > "$output"
-for order in seq random sparse; do
-    for cache in warm cold; do
-        echo "== $order, $cache"
-        options=(--try --sysfs --rounds "$rounds" --json lines.jsonl)
-        [ $cache = warm ] || options+=(--cold)
-        "$faultless" advise "${options[@]}" -- ./files data $order 2>/dev/null || echo "files ended with $?"
-        # The field `page_cache` distinguishes the lines.
-        sed "s/\"params\":{/&\"page_cache\":\"$cache\",/" lines.jsonl >> "$output"
-    done
+failed=0
+for case in "${cases[@]}"; do
+    order=${case%-*} cache=${case#*-}
+    echo "== $order, $cache"
+    options=(--try --rounds "$rounds" --json lines.jsonl)
+    [ "$cache" = warm ] || options+=(--cold)
+    [ "$(id -u)" != 0 ] || options+=(--sysfs)
+    rm -f lines.jsonl
+    "$faultless" advise "${options[@]}" -- ./files data "$order" 2>messages || { cat messages; failed=1; }
+    # The fields `order` and `page_cache` distinguish the lines.
+    [ ! -e lines.jsonl ] || sed "s/\"params\":{/&\"order\":\"$order\",\"page_cache\":\"$cache\",/" lines.jsonl >> "$output"
 done
+exit $failed

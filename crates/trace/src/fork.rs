@@ -3,7 +3,7 @@
 
 mod huge;
 
-pub use huge::HugeForks;
+pub use huge::{Entries, HugeForks};
 
 use crate::anticipate::folio::THP;
 use crate::event::{Access, Backing, Birth, Kind, StackId, Trace};
@@ -316,6 +316,7 @@ mod tests {
             (1, Kind::Unmap { start, len }),
         ];
         let got = forked(Backing::Anon, &events);
+        let single = Entries { single: 40, ..Entries::default() };
         let want = Forks {
             forks: 1,
             entries: 40,
@@ -325,7 +326,7 @@ mod tests {
             copied: Copied { by_parent: 1, by_child: 2 },
             still_shared: 40 - 2 - 10,
             // 40 entries in no huge page.
-            huge: [HugeForks { entries: 40, most: [0, 40], ..HugeForks::default() }; 2],
+            huge: [HugeForks { entries: single, most: single, splits: 0 }; 2],
             ..Forks::default()
         };
         assert_eq!((&got, got.copied.total()), (&want, 3));

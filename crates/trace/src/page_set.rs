@@ -28,6 +28,11 @@ impl PageSet {
         new
     }
 
+    /// Adds all pages in `range`.
+    pub fn insert_all(&mut self, range: Range<u64>) {
+        range.for_each(|page| _ = self.insert(page));
+    }
+
     /// Returns whether `page` is in the set.
     pub fn contains(&self, page: u64) -> bool {
         let word = self.words.get(&(page / Self::PAGES));

@@ -5,7 +5,7 @@ use super::costs::Costs;
 use super::file::Advice;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open};
-use super::items::{open, predict, prefault};
+use super::items::{open, predict_both, prefault};
 use super::kernel_time::fault_limit;
 use super::once::Run;
 use super::sites::{Site, sites};
@@ -17,6 +17,7 @@ use crate::replay::Source;
 use faultless::PAGE_SIZE;
 use faultless_trace::Trace;
 use faultless_trace::event::ProcessSummary;
+use faultless_trace::files::Reads;
 use faultless_trace::resident::host_page_size;
 use faultless_workload::{Linux, System};
 use serde_json::Map;
@@ -118,12 +119,16 @@ impl<'a> Answer<'a> {
 
     /// Predicts all items; faults take `limit` nanoseconds at most.
     fn predict_within(&self, costs: &Costs, limit: f64) -> Vec<Item> {
-        let mut items = predict(self.findings, &bounded(self.findings, costs, limit));
+        // The run can have found memory taken back or not, and each case has its own bound.
+        let [taken, used] =
+            [costs, &costs.in_used_memory()].map(|costs| bounded(self.findings, costs, limit));
+        let mut items = predict_both(self.findings, &taken, &used);
         let most = self.seconds * 1e9;
         for item in &mut items {
             // Faults and calls are kernel time; fewer collections and page walks save time of the
             // program.
-            let kernel = limit + most_walks(self.findings, costs);
+            let collections = self.findings.collections.map_or(0.0, |it| it.inherited + it.later);
+            let kernel = limit + most_walks(self.findings, costs) + collections;
             let most = if item.spared.is_some() { kernel.min(most) } else { most };
             item.saving = item.saving.min(most);
             item.at_best = item.at_best.min(most);
@@ -140,7 +145,7 @@ impl<'a> Answer<'a> {
     /// without a measurement of a disk.
     pub fn cold_start(&self) -> Option<ColdStart> {
         let cost = self.findings.cold_cost.as_ref()?;
-        cold::start(&self.findings.files, cost)
+        cold::start(&self.findings.files, cost, self.findings.file_cost)
     }
 
     /// Returns a saving as a share of the run, from 0 to 1.
@@ -268,6 +273,13 @@ impl<'a> Answer<'a> {
         }
         self.process_figures(figures, context)?;
         self.fork_figures(figures, context)?;
+        if let Some(start) = self.cold_start() {
+            let seconds = Number::Real(start.now / 1e9);
+            figures.figure(context, "predicted_cold_seconds", "s", seconds)?;
+            let Reads { around, next, single, .. } = start.reads;
+            let reads = Number::Whole(around + next + single);
+            figures.figure(context, "cold_reads", "count", reads)?;
+        }
         for item in self.items.iter().chain(&self.prefault) {
             let context = Context { setting: item.name.clone(), ..context.clone() };
             figures.figure(
@@ -310,10 +322,24 @@ impl Answer<'_> {
         let times = [
             Some(("fork_largest_ns", cost.time(forks.most))),
             cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_with_thp_ns", time)),
+            Some(("fork_entry_ns", cost.entry.total())),
+            cost.huge.map(|huge| ("fork_huge_entry_ns", huge.entry.total())),
+            cost.huge.map(|huge| ("fork_split_entry_ns", huge.split_entry.total())),
             cost.huge.map(|huge| ("fork_split_ns", huge.split)),
         ];
         for (metric, value) in times.into_iter().flatten() {
             figures.figure(context, metric, "ns", Number::Real(value))?;
+        }
+        if let Some(collections) = self.findings.collections {
+            let count = Number::Whole(collections.full);
+            figures.figure(context, "fork_collections_of_children", "count", count)?;
+            for (metric, value) in [
+                ("fork_collections_of_children_ns", collections.inherited),
+                ("fork_collections_of_parents_ns", collections.later),
+                ("fork_collection_before_ns", collections.before),
+            ] {
+                figures.figure(context, metric, "ns", Number::Real(value))?;
+            }
         }
         for (metric, count) in [
             ("forks", forks.forks),
@@ -388,8 +414,8 @@ pub fn is_size(item: &Item) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::costs::tests::costs;
-    use super::super::items::tests::{findings, sizes};
+    use super::super::costs::tests::{costs, taken};
+    use super::super::items::tests::{find, findings, sizes};
     use super::super::once::tests::run;
     use super::super::sysfs::Mode;
     use super::*;
@@ -435,6 +461,23 @@ mod tests {
         findings.walks = Some(1e12);
         let all = most(&findings, Costs { walk: Some(20.0), ..costs() });
         assert!((all - plain.processor * 1e9).abs() < 1.0, "{all}");
+    }
+
+    /// A program with huge pages has few other faults, and its run limits the cost of huge pages.
+    /// In memory that was not taken back, the limit does not affect other faults.
+    #[test]
+    fn cost_of_memory_taken_back_does_not_reduce_other_costs() {
+        let recording = recordings::find("redis").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let findings = findings("redis", sizes(Mode::Always));
+        let used = spent(&findings, &costs());
+        assert!(used * 1.5 < spent(&findings, &taken(&costs())), "redis has huge pages");
+        let plain = run(1.2 * used / 1e9, 1);
+        let saving = |costs: Costs| {
+            let answer = Answer::new(&findings, costs, Some(plain), &source.trace);
+            find(&answer.items, "no THP").at_best
+        };
+        assert_eq!(saving(taken(&costs())), saving(costs()));
     }
 
     #[test]

@@ -1,35 +1,27 @@
-//! A cold page cache: the data files that a program maps, the time to read them, and the settings
-//! that change this time.
-//!
-//! The times are elapsed times, as the processor does other work while a disk reads.
+//! A cold page cache: the data files that a program maps, and the settings that change the time to
+//! read them. Each prediction has the interval of the rounds in which reads were [measured](ColdCost).
 
+use super::cold_cost::{ColdCost, ReadTimes};
+use super::interval::Saving;
 use super::item::{Apply, Open, size};
+use super::mapped_files::FileCost;
 use super::supervise::descendants;
 use crate::error::Error;
 use crate::number::{fixed, grouped, plural};
 use crate::rates::median;
 use faultless::PAGE_SIZE;
 use faultless_trace::files::{Files, READS, Reads};
-use memmap2::{Advice, Mmap};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::hint::black_box;
-use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The smallest file whose reads are worth a measurement, in bytes.
+/// The smallest file that is dropped from the page cache, and the smallest mapping that is
+/// populated, in bytes.
 const LEAST: u64 = 1 << 20;
 /// The pages of large mappings from which reads are predicted: 8 MiB.
 const FEW: u64 = 2048;
-/// The bytes of a file that are read for a measurement, at most.
-const MEASURED: usize = 64 << 20;
-/// The windows of each size that are measured, at most.
-const WINDOWS: usize = 16;
-/// The rounds of the measurement of a whole file.
-const ROUNDS: usize = 3;
 /// The time between two readings of the mappings of a run, after the first readings.
 const PAUSE: Duration = Duration::from_millis(50);
 const FIRST: u32 = 10;
@@ -145,170 +137,14 @@ pub(super) fn drop_file(file: &File) -> std::io::Result<()> {
     }
 }
 
-/// The elapsed time of reads from a cold page cache, in nanoseconds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ColdCost {
-    /// A read of each size of [`READS`], for which the program waits.
-    pub read: [f64; READS.len()],
-    /// A single page.
-    pub single: f64,
-    /// A page of a file that is loaded from in sequence.
-    pub in_sequence: f64,
-    /// A page of a mapping that is populated.
-    pub populated: f64,
-    /// The size of a read with the present setting, an index of [`READS`].
-    pub now: usize,
-    /// The setting, if known.
-    pub setting: Option<PathBuf>,
-}
-
-impl ColdCost {
-    /// Measures a new file in the directory of temporary files. Returns `None` if the directory is
-    /// not on a disk.
-    ///
-    /// # Errors
-    /// The file cannot be written or read.
-    pub fn measure() -> Result<Option<Self>, Error> {
-        let failed = |error| Error::host("a file for the measurement of reads", error);
-        let mut file = tempfile::tempfile().map_err(failed)?;
-        // File systems may compress equal bytes.
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut block = vec![0; LEAST as usize];
-        for _ in 0..MEASURED / block.len() {
-            random.fill(&mut block);
-            file.write_all(&block).map_err(failed)?;
-        }
-        Self::of(&file).map_err(failed)
-    }
-
-    /// Measures the file `path`, and drops the file from the page cache. Returns `None` if the file
-    /// is not on a disk, or too small.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn measure_file(path: &Path) -> Result<Option<Self>, Error> {
-        let measured = || Self::of(&File::open(path)?);
-        measured().map_err(|error| Error::host(path.display(), error))
-    }
-
-    fn of(file: &File) -> std::io::Result<Option<Self>> {
-        let metadata = file.metadata()?;
-        let len = usize::try_from(metadata.len()).unwrap_or(usize::MAX).min(MEASURED);
-        let largest = (PAGE_SIZE << READS[READS.len() - 1]) as usize;
-        if len < largest {
-            return Ok(None);
-        }
-        let map = || {
-            drop_file(file)?;
-            // SAFETY: the bytes are only read, and their values are not used. A program that
-            // shortens the file ends this measurement by a signal, as for every reader.
-            unsafe { memmap2::MmapOptions::new().len(len).map(file) }
-        };
-        let load = |map: &Mmap, at: usize| black_box(map[at]);
-        let page = PAGE_SIZE as usize;
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut read = [0.0; READS.len()];
-        for (time, order) in read.iter_mut().zip(READS) {
-            let bytes = page << order;
-            let mut windows: Vec<usize> = (0..len / bytes).collect();
-            random.shuffle(&mut windows);
-            let map = map()?;
-            map.advise(Advice::Random)?;
-            let mut times = Vec::new();
-            for window in windows.into_iter().take(WINDOWS) {
-                let begin = Instant::now();
-                map.advise_range(Advice::WillNeed, window * bytes, bytes)?;
-                load(&map, (window + 1) * bytes - page);
-                times.push(begin.elapsed().as_secs_f64() * 1e9);
-            }
-            *time = median(&times).unwrap_or(0.0);
-        }
-        let singles = map()?;
-        singles.advise(Advice::Random)?;
-        let mut times = Vec::new();
-        for _ in 0..WINDOWS {
-            let at = random.usize(..len / page) * page;
-            let begin = Instant::now();
-            load(&singles, at);
-            times.push(begin.elapsed().as_secs_f64() * 1e9);
-        }
-        // A mapped page stays in the page cache.
-        drop(singles);
-        let single = median(&times).unwrap_or(0.0);
-        let mut times = [Vec::new(), Vec::new()];
-        for _ in 0..ROUNDS {
-            for (populate, times) in [false, true].into_iter().zip(&mut times) {
-                let map = map()?;
-                let begin = Instant::now();
-                // An old kernel refuses the advice, and the loads below are faults.
-                if populate {
-                    _ = map.advise(Advice::PopulateRead);
-                }
-                for at in (0..len).step_by(page) {
-                    load(&map, at);
-                }
-                times.push(begin.elapsed().as_secs_f64() * 1e9 / (len / page) as f64);
-            }
-        }
-        let [in_sequence, populated] = times.map(|times| median(&times).unwrap_or(0.0));
-        // A file system in memory keeps its pages.
-        let cold = read[0] > 2.0 * in_memory(&map()?, len);
-        let setting = setting(metadata.dev());
-        let now = setting.as_deref().and_then(order_now).unwrap_or(0);
-        Ok(cold.then_some(Self { read, single, in_sequence, populated, now, setting }))
-    }
-
-    /// Returns the nanoseconds of `reads` with the size `at` of [`READS`].
-    fn time(&self, reads: &Reads, at: usize) -> f64 {
-        // The kernel starts the next read of a sequence early.
-        let pages = f64::from(1u32 << READS[self.now]);
-        let early = (self.in_sequence * pages / self.read[self.now].max(1.0)).min(1.0);
-        (reads.around as f64 + reads.next as f64 * early) * self.read[at]
-            + reads.single as f64 * self.single
-    }
-}
-
-/// Returns the nanoseconds of a window of the smallest size in a mapping of `len` bytes after the
-/// pages were read.
-fn in_memory(map: &Mmap, len: usize) -> f64 {
-    let bytes = (PAGE_SIZE as usize) << READS[0];
-    let mut times = Vec::new();
-    _ = map.advise(Advice::PopulateRead);
-    for window in (0..len / bytes).take(WINDOWS) {
-        let begin = Instant::now();
-        _ = map.advise_range(Advice::WillNeed, window * bytes, bytes);
-        black_box(map[(window + 1) * bytes - PAGE_SIZE as usize]);
-        times.push(begin.elapsed().as_secs_f64() * 1e9);
-    }
-    median(&times).unwrap_or(0.0)
-}
-
-/// Returns the file with the size of reads of the device `dev`, if there is one.
-fn setting(dev: u64) -> Option<PathBuf> {
-    let (major, minor) = (libc::major(dev), libc::minor(dev));
-    let of_file_system = PathBuf::from(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
-    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    // A partition has the setting of its disk.
-    let mut all =
-        [of_file_system, device.join("queue/read_ahead_kb"), device.join("../queue/read_ahead_kb")]
-            .into_iter();
-    all.find_map(|file| fs::canonicalize(file).ok())
-}
-
-/// Returns the size in `setting`, as the index of the nearest size of [`READS`].
-fn order_now(setting: &Path) -> Option<usize> {
-    let kib: u64 = fs::read_to_string(setting).ok()?.trim().parse().ok()?;
-    let order = (kib << 10).div_ceil(PAGE_SIZE).max(1).ilog2();
-    (0..READS.len()).min_by_key(|at| u32::from(READS[*at]).abs_diff(order))
-}
-
 /// A setting for a cold page cache.
 #[derive(Clone, Debug)]
 pub struct ColdSetting {
     /// The setting, with the prediction in words.
     pub open: Open,
-    /// The predicted saving of elapsed time, in nanoseconds; negative for a cost.
-    pub saving: f64,
+    /// The predicted saving of elapsed time, in nanoseconds; negative for a cost. The interval is
+    /// that of the rounds of the measurement.
+    pub saving: Saving,
     /// Bytes of the page cache that the program does not use; negative for fewer bytes.
     pub more: i64,
 }
@@ -316,7 +152,8 @@ pub struct ColdSetting {
 /// The predictions for a program whose files are not in the page cache.
 #[derive(Clone, Debug)]
 pub struct ColdStart {
-    /// The elapsed time of all reads with the present settings, in nanoseconds.
+    /// The elapsed time of all reads with the present settings, and of the faults outside
+    /// sequences, in nanoseconds.
     pub now: f64,
     /// The reads.
     pub reads: Reads,
@@ -325,18 +162,27 @@ pub struct ColdStart {
 }
 
 /// Returns the predictions for the files of a recording; `None` without large mappings of files.
-pub fn start(files: &Files, cost: &ColdCost) -> Option<ColdStart> {
+/// `fault` is the cost of a fault with a warm page cache, if it was measured.
+pub fn start(files: &Files, cost: &ColdCost, fault: Option<FileCost>) -> Option<ColdStart> {
     if !is_worth(files) {
         return None;
     }
     let reads = files.cold[cost.now];
-    let now = cost.time(&reads, cost.now);
+    // The time of a page in sequence includes its faults.
+    let in_sequence = (reads.next << READS[cost.now]) as f64 / reads.pages.max(1) as f64;
+    let outside = files.loads[0] as f64 * (1.0 - in_sequence).max(0.0);
+    let faults = outside * fault.map_or(0.0, |fault| fault.fault);
+    let with_faults =
+        |times: Vec<f64>| -> Vec<f64> { times.into_iter().map(|time| time + faults).collect() };
+    let times = with_faults(cost.times(&reads, cost.now));
+    let now = median(&times)?;
+    let saving = |with: &[f64]| Saving::of(&times, with);
     let mut settings = Vec::new();
     // A recording with fault-around lacks the uses that smaller reads would miss.
     let others = (0..READS.len()).filter(|at| *at > cost.now || *at < cost.now && !files.around);
     let best = others
-        .map(|at| (at, now - cost.time(&files.cold[at], at)))
-        .max_by(|one, other| one.1.total_cmp(&other.1));
+        .filter_map(|at| Some((at, saving(&with_faults(cost.times(&files.cold[at], at)))?)))
+        .max_by(|one, other| one.1.middle.total_cmp(&other.1.middle));
     if let (Some((at, saving)), Some(file)) = (best, &cost.setting) {
         let with = files.cold[at];
         let kib = (PAGE_SIZE << READS[at]) >> 10;
@@ -356,6 +202,8 @@ pub fn start(files: &Files, cost: &ColdCost) -> Option<ColdStart> {
             more: more(with.pages, reads.pages),
         });
     }
+    let populated = |times: &ReadTimes| files.data_pages as f64 * times.populated;
+    let populated: Vec<f64> = cost.rounds.iter().map(populated).collect();
     settings.push(ColdSetting {
         open: Open {
             name: POPULATE.into(),
@@ -374,17 +222,25 @@ pub fn start(files: &Files, cost: &ColdCost) -> Option<ColdStart> {
             },
             apply: Apply::PopulateFiles(LEAST),
         },
-        saving: now - files.data_pages as f64 * cost.populated,
+        saving: saving(&populated)?,
         more: more(files.data_pages, reads.pages),
     });
-    settings.sort_by(|one, other| other.saving.total_cmp(&one.saving));
+    settings.sort_by(|one, other| other.saving.middle.total_cmp(&one.saving.middle));
     Some(ColdStart { now, reads, settings })
+}
+
+impl ColdSetting {
+    /// Returns whether the predicted saving is beyond the noise of the measured reads, or the noise
+    /// is unknown, because a slow disk has too few rounds.
+    pub fn is_sure(&self) -> bool {
+        self.saving.interval.is_none() || self.saving.is_sure()
+    }
 }
 
 impl ColdStart {
     /// Returns whether `setting` saves enough for a line.
     pub fn is_worth(&self, setting: &ColdSetting) -> bool {
-        setting.saving >= WORTH * self.now
+        setting.saving.middle >= WORTH * self.now
     }
 
     /// Returns the reads and their time, in words.
@@ -420,18 +276,20 @@ fn sysfs(file: &Path, kib: u64) -> Apply {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cold_cost::setting;
+    use super::super::cold_cost::tests::times;
     use super::*;
+    use memmap2::Mmap;
+    use std::os::unix::fs::MetadataExt;
 
-    /// Returns the cost of a disk with 100 µs and 10 µs for each page, and reads of 128 KiB.
+    /// Returns the cost of this disk, in equal rounds, with reads of 128 KiB.
     fn cost() -> ColdCost {
-        ColdCost {
-            read: READS.map(|order| 1e5 + 1e4 * f64::from(1u32 << order)),
-            single: 1.1e5,
-            in_sequence: 1e4,
-            populated: 1e4,
-            now: 0,
-            setting: Some("/sys/block/x/queue/read_ahead_kb".into()),
-        }
+        let setting = Some("/sys/block/x/queue/read_ahead_kb".into());
+        ColdCost { rounds: vec![times(); 7], now: 0, setting }
+    }
+
+    fn predicted(files: &Files, cost: &ColdCost) -> ColdStart {
+        start(files, cost, None).expect("a large mapping")
     }
 
     fn files(cold: [Reads; READS.len()], data_used: u64) -> Files {
@@ -444,20 +302,20 @@ mod tests {
             READS.map(|order| Reads { around: 100, next: 0, single: 0, pages: 100 << order });
         let files = files(reads, 100);
         let large = ColdCost { now: 2, ..cost() };
-        let got = start(&files, &large).expect("a large mapping");
+        let got = predicted(&files, &large);
         assert!((got.now - 100.0 * (1e5 + 512e4)).abs() < 1.0, "{got:?}");
         let [first, second] = &got.settings[..] else { panic!("{got:?}") };
         assert_eq!(first.open.name, "read-ahead 128 KiB");
-        assert!((first.saving - 100.0 * 480e4).abs() < 1.0, "{first:?}");
+        assert!((first.saving.middle - 100.0 * 480e4).abs() < 1.0 && first.is_sure(), "{first:?}");
         assert_eq!(first.more, -(100 * 480 * 4096));
         // The whole mapping takes 164 ms, and the reads around the pages 522 ms.
         assert!(second.open.why.ends_with("of which the program uses 400 KiB"), "{second:?}");
         assert_eq!((&*second.open.name, second.more), (POPULATE, (16_384 - 51_200) * 4096));
-        let small = start(&files, &cost()).expect("a large mapping");
+        let small = predicted(&files, &cost());
         assert!(small.settings.iter().all(|setting| !small.is_worth(setting)), "{small:?}");
         // A recording with fault-around does not show the uses that smaller reads would miss.
         let hidden = Files { around: true, ..files };
-        let got = start(&hidden, &large).expect("a large mapping");
+        let got = predicted(&hidden, &large);
         assert_eq!(got.settings.iter().filter(|it| it.open.name != POPULATE).count(), 1);
         assert!(got.settings.iter().any(|it| it.open.name == "read-ahead 8 MiB"), "{got:?}");
     }
@@ -465,16 +323,57 @@ mod tests {
     #[test]
     fn sequence_reads_early_and_saves_latency_by_larger_reads() {
         let pages = 16_384;
-        let reads = READS.map(|order| Reads { around: 1, next: pages >> order, single: 0, pages });
-        let got = start(&files(reads, pages), &cost()).expect("a large mapping");
+        let next = |order| (pages >> order) - 1;
+        let reads = READS.map(|order| Reads { around: 1, next: next(order), single: 0, pages });
+        let got = predicted(&files(reads, pages), &cost());
         // A read in sequence takes 32 pages of 10 µs, instead of 420 µs.
-        assert!((got.now - (4.2e5 + 512.0 * 3.2e5)).abs() < 1.0, "{got:?}");
-        assert!(got.describe().starts_with("513 reads (512 in sequence) of 64 MiB"), "{got:?}");
+        assert!((got.now - (4.2e5 + 511.0 * 3.2e5)).abs() < 1.0, "{got:?}");
+        assert!(got.describe().starts_with("512 reads (511 in sequence) of 64 MiB"), "{got:?}");
         // The first read of 8 MiB takes as long as 64 early reads of 128 KiB.
         assert_eq!(got.settings[0].open.name, "read-ahead 2 MiB");
-        assert!(got.settings[0].saving > 0.0);
+        assert!(got.settings[0].saving.middle > 0.0);
         let few = Files { data_pages: FEW - 1, ..files(reads, pages) };
-        assert!(start(&few, &cost()).is_none());
+        assert!(start(&few, &cost(), None).is_none());
+    }
+
+    #[test]
+    fn saving_within_the_noise_of_the_disk_is_not_sure() {
+        let pages = 16_384;
+        let sequence =
+            READS.map(|order| Reads { around: 1, next: (pages >> order) - 1, single: 0, pages });
+        let populated = |each: &[f64]| {
+            let round = |populated: &f64| ReadTimes { populated: *populated, ..times() };
+            let cost = ColdCost { rounds: each.iter().map(round).collect(), ..cost() };
+            let got = predicted(&files(sequence, pages), &cost);
+            let at = got.settings.iter().position(|it| it.open.name == POPULATE);
+            got.settings[at.expect("listed")].clone()
+        };
+        // Loads in sequence take 10 µs a page.
+        let noisy = populated(&[0.8e4, 1.1e4, 0.9e4, 1.2e4, 1.3e4, 0.7e4, 0.9e4]);
+        assert!(noisy.saving.middle > 0.0 && !noisy.is_sure(), "{noisy:?}");
+        let better = populated(&[0.8e4, 0.85e4, 0.9e4, 0.8e4, 0.75e4, 0.7e4, 0.9e4]);
+        assert!(better.saving.middle > 0.0 && better.is_sure(), "{better:?}");
+        let few = populated(&[0.8e4, 1.1e4, 0.9e4]);
+        assert!(few.is_sure() && few.saving.interval.is_none(), "{few:?}");
+    }
+
+    #[test]
+    fn populated_mapping_saves_the_faults_of_random_loads() {
+        let fault = Some(FileCost { fault: 5000.0, page: 100.0 });
+        let reads = READS.map(|_| Reads { around: 100, next: 0, single: 0, pages: 3200 });
+        let random = Files { loads: [1000, 0, 0, 0], ..files(reads, 16_384) };
+        let saving = |files: &Files, fault| {
+            let got = start(files, &cost(), fault).expect("a large mapping");
+            let at = got.settings.iter().position(|it| it.open.name == POPULATE);
+            (got.now, got.settings[at.expect("listed")].saving.middle)
+        };
+        let (without, with) = (saving(&random, None), saving(&random, fault));
+        assert!((with.0 - without.0 - 5e6).abs() < 1.0, "{with:?} and {without:?}");
+        assert!((with.1 - without.1 - 5e6).abs() < 1.0, "{with:?} and {without:?}");
+        // Loads in sequence are measured with their faults.
+        let reads = READS.map(|_| Reads { around: 0, next: 100, single: 0, pages: 3200 });
+        let sequence = Files { cold: reads, ..random };
+        assert_eq!(saving(&sequence, None), saving(&sequence, fault));
     }
 
     #[test]
@@ -531,13 +430,5 @@ mod tests {
         // A file system in memory keeps the pages.
         let disk = setting(file.metadata().expect("open").dev()).is_some();
         assert!(!disk || cached(&map()) == 0);
-    }
-
-    #[test]
-    fn larger_reads_from_a_disk_take_longer() {
-        // Without a disk there is no measurement.
-        let Some(cost) = ColdCost::measure().expect("a temporary file") else { return };
-        assert!(cost.in_sequence > 0.0 && cost.populated > 0.0 && cost.single > 0.0, "{cost:?}");
-        assert!(cost.read[3] > cost.read[0] && cost.read[0] > 0.0, "{cost:?}");
     }
 }

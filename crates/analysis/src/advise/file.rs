@@ -22,7 +22,8 @@ const AGAIN: &str = "write the file again: faultless advise --save FILE -- PROGR
 /// The beginning of a file, for its readers.
 const HEAD: &str = "\
 # Advice of `faultless advise`. Apply it: faultless run --advice FILE -- PROGRAM
-# Remove or change any [[advice]]. Savings are seconds of processor time in one run, and do not add up.
+# Remove or change any [[advice]]. Savings are seconds of processor time in one run, or of elapsed
+# time after a trial with --cold, and do not add up.
 ";
 
 /// The keys of an advice, of which each advice has one.
@@ -35,9 +36,10 @@ const WAYS: [&str; 7] =
 pub struct Advice {
     /// The name.
     pub name: String,
-    /// The predicted saving in seconds of processor time.
+    /// The predicted saving in seconds: of processor time, or of elapsed time for a trial with a
+    /// cold page cache.
     pub predicted: Option<f64>,
-    /// The measured saving in seconds of processor time.
+    /// The measured saving in the same seconds.
     pub measured: Option<f64>,
     /// The way to apply the advice. [`Apply::Nothing`] cannot be written.
     pub apply: Apply,

@@ -1,7 +1,8 @@
 //! Counts of faults and pages in a recording, as recorded and with other settings, before times are
 //! assigned.
 
-use super::cold::ColdCost;
+use super::cold_cost::ColdCost;
+use super::collections::Collections;
 use super::collector::Collector;
 use super::commit::committed_at_once;
 use super::forks::ForkCost;
@@ -81,6 +82,8 @@ pub struct Findings {
     pub fork_cost: Option<ForkCost>,
     /// Pages that children copied in Python's garbage collector; `None` without call stacks.
     pub collector_copies: Option<u64>,
+    /// Full collections in Python's children; `None` without a run that shows them.
+    pub collections: Option<Collections>,
     /// Faults on files with other sizes of fault-around, and their time; `None` without a
     /// measurement.
     pub files: Files,
@@ -282,6 +285,7 @@ impl Findings {
             committed,
             metadata: None,
             collector_copies: collector_copies(&forks, &trace.stacks),
+            collections: None,
             forks,
             fork_cost: None,
             files: Files::of(trace, MOSTLY).map_err(wrong)?,

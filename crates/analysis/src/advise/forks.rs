@@ -1,4 +1,5 @@
-//! Copies of address spaces: the time of `fork` on this host, and the copies of pages afterwards.
+//! Copies of address spaces: the time of `fork` on this host, of the end of the child, and the
+//! copies of pages in between.
 
 use super::costs::Costs;
 use super::findings::Findings;
@@ -9,13 +10,15 @@ use crate::number::{grouped, plural};
 use crate::rates::median;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio::THP;
-use faultless_trace::fork::{Forks, HugeForks};
+use faultless_trace::fork::{Entries, Forks, HugeForks};
 use memmap2::{Advice, MmapMut};
-use nix::sys::wait::waitpid;
+use nix::errno::Errno;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{ForkResult, fork, read};
-use std::io::{Write, pipe};
+use nix::unistd::{ForkResult, Pid, fork, read};
+use std::io::{self, Write, pipe};
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::Duration;
 
 /// Pages of the memory whose copy is measured: 64 MiB.
@@ -23,32 +26,71 @@ const PAGES: usize = 16 << 10;
 /// Bytes of a huge page with base pages of 4 KiB.
 const HUGE: usize = (PAGE_SIZE as usize) << THP;
 /// Stores after a fork whose time is measured, each to another 2 MiB.
-const STORES: usize = PAGES * PAGE_SIZE as usize / HUGE - 1;
+const STORES: usize = PAGES * PAGE_SIZE as usize / HUGE;
 /// The rounds of the measurement.
 const ROUNDS: usize = 7;
 /// Copied pages from which a line is worth the reader's time.
 const FEW: u64 = 1000;
+
+/// The time from the end of a child until its processor time is complete: the kernel adds the last
+/// part when the child leaves its processor.
+const COMPLETE: Duration = Duration::from_millis(1);
 
 /// The processor time of a fork on this host, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForkCost {
     /// A fork of a small process.
     pub base: f64,
-    /// The copy of the entry of one page.
-    pub entry: f64,
+    /// The entry of a single page.
+    pub entry: EntryCost,
     /// Memory in huge pages; `None` if the host permits no huge pages, or has huge pages above
     /// 2 MiB, which are not measured.
     pub huge: Option<HugeCost>,
 }
 
+/// The processor time of a page-table entry that a fork copies, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EntryCost {
+    /// The copy, in the parent.
+    pub copy: f64,
+    /// The removal of the copy, when the child ends or executes a program.
+    pub removal: f64,
+}
+
 /// The processor time of huge pages at a fork, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HugeCost {
-    /// The copy of the entry of one huge page.
-    pub entry: f64,
+    /// The entry of one huge page.
+    pub entry: EntryCost,
+    /// The entry of one page of a split huge page.
+    pub split_entry: EntryCost,
     /// The first store after the fork to a huge page, beyond the copy of a page: the kernel splits
     /// the huge page.
     pub split: f64,
+}
+
+/// The processor time of one fork, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    /// The fork, in the parent.
+    fork: f64,
+    /// The child, which only waits and ends.
+    child: f64,
+    /// [`STORES`] stores of the parent while the child lives.
+    stores: f64,
+}
+
+/// The memory of a measurement of forks.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// No additional memory.
+    Small,
+    /// Single pages.
+    Single,
+    /// Huge pages.
+    Huge,
+    /// Huge pages, split by a store to each after an earlier fork.
+    Split,
 }
 
 impl ForkCost {
@@ -59,50 +101,77 @@ impl ForkCost {
     pub fn measure() -> Result<Self, Error> {
         let sizes = Sizes::read();
         let permitted = sizes.thp == THP && sizes.thp_mode() != Mode::Never;
-        let mut times: [Vec<f64>; 3] = Default::default();
-        let mut stores: [Vec<f64>; 2] = Default::default();
+        let mut rounds: [Vec<Times>; 4] = Default::default();
         for _ in 0..ROUNDS {
-            times[0].push(time(&mut [])?.0);
-            for (at, huge) in [false, true].into_iter().enumerate() {
-                if huge && !permitted {
-                    continue;
-                }
-                let mut memory = touched(huge)?;
-                let (fork, store) = time(&mut memory)?;
-                times[at + 1].push(fork);
-                stores[at].push(store / STORES as f64);
+            rounds[Memory::Small as usize].push(time(&mut [])?);
+            let mut memory = map(false)?;
+            rounds[Memory::Single as usize].push(time(touched(&mut memory))?);
+            drop(memory);
+            if permitted {
+                let mut memory = map(true)?;
+                let memory = touched(&mut memory);
+                rounds[Memory::Huge as usize].push(time(memory)?);
+                rounds[Memory::Split as usize].push(time(memory)?);
             }
         }
-        let [small, single, huge] = times.map(|times| median(&times).unwrap_or(0.0));
-        let [copy, split] = stores.map(|stores| median(&stores).unwrap_or(0.0));
-        let entry = |all: f64, count: usize| ((all - small) / count as f64).max(0.0);
+        let middle = |memory: Memory, of: fn(&Times) -> f64| {
+            let times: Vec<f64> = rounds[memory as usize].iter().map(of).collect();
+            median(&times).unwrap_or(0.0)
+        };
+        // The entries of `memory`, of which `single` single pages have the cost `cost`.
+        let entry = |memory: Memory, count: usize, single: usize, cost: EntryCost| {
+            let each = |of: fn(&Times) -> f64, cost: f64| {
+                let all = middle(memory, of) - middle(Memory::Small, of) - single as f64 * cost;
+                (all / count as f64).max(0.0)
+            };
+            EntryCost {
+                copy: each(|times| times.fork, cost.copy),
+                removal: each(|times| times.child, cost.removal),
+            }
+        };
+        let single = entry(Memory::Single, PAGES, 0, EntryCost::default());
+        let stores = |memory| middle(memory, |times| times.stores) / STORES as f64;
         let huge = permitted.then(|| HugeCost {
-            entry: entry(huge, PAGES * PAGE_SIZE as usize / HUGE),
-            split: (split - copy).max(0.0),
+            entry: entry(Memory::Huge, STORES, 0, single),
+            // Each block has one copied page, which is a single page.
+            split_entry: entry(Memory::Split, PAGES - STORES, STORES, single),
+            split: (stores(Memory::Huge) - stores(Memory::Single)).max(0.0),
         });
-        Ok(Self { base: small, entry: entry(single, PAGES), huge })
+        Ok(Self { base: middle(Memory::Small, |times| times.fork), entry: single, huge })
     }
 
-    /// Returns the time of a fork that copies this number of entries, in nanoseconds.
+    /// Returns the time of a fork that copies this number of entries of single pages, in
+    /// nanoseconds.
     pub fn time(&self, entries: u64) -> f64 {
-        self.base + entries as f64 * self.entry
+        self.base + entries as f64 * self.entry.copy
     }
 
-    /// Returns the nanoseconds of a fork that copies the entries of this number of huge pages, and
-    /// of other pages; `None` if the host permits no huge pages.
-    pub fn time_of_huge(&self, [blocks, entries]: [u64; 2]) -> Option<f64> {
-        Some(self.time(entries) + blocks as f64 * self.huge?.entry)
+    /// Returns the nanoseconds of a fork that copies these entries; `None` if the host permits no
+    /// huge pages.
+    pub fn time_of_huge(&self, entries: Entries) -> Option<f64> {
+        Some(self.base + self.sum(entries, self.huge?, |cost| cost.copy))
     }
 
-    /// Returns the nanoseconds of forks with these huge pages, and of the splits afterwards. The
-    /// copies of pages are not included.
+    /// Returns the nanoseconds of forks with these huge pages, of the splits afterwards, and of the
+    /// ends of the children. The copies of pages are not included.
     fn with_huge(&self, forks: HugeForks) -> Option<f64> {
         let huge = self.huge?;
-        Some(
-            forks.entries as f64 * self.entry
-                + forks.blocks as f64 * huge.entry
-                + forks.splits as f64 * huge.split,
-        )
+        let entries = self.sum(forks.entries, huge, EntryCost::total);
+        Some(entries + forks.splits as f64 * huge.split)
+    }
+
+    /// Returns the part `of` the cost of all `entries`.
+    fn sum(&self, entries: Entries, huge: HugeCost, of: fn(&EntryCost) -> f64) -> f64 {
+        entries.huge as f64 * of(&huge.entry)
+            + entries.split as f64 * of(&huge.split_entry)
+            + entries.single as f64 * of(&self.entry)
+    }
+}
+
+impl EntryCost {
+    /// Returns the cost of the copy and its removal.
+    pub fn total(&self) -> f64 {
+        self.copy + self.removal
     }
 }
 
@@ -123,7 +192,7 @@ pub fn longer_than_single(findings: &Findings) -> f64 {
 fn time_with(findings: &Findings, mode: Mode) -> f64 {
     let Some(cost) = findings.fork_cost else { return 0.0 };
     let [all, asked] = findings.forks.huge;
-    let single = findings.forks.entries as f64 * cost.entry;
+    let single = findings.forks.entries as f64 * cost.entry.total();
     match mode {
         Mode::Always => cost.with_huge(all).unwrap_or(single),
         Mode::Madvise => cost.with_huge(asked).unwrap_or(single),
@@ -131,21 +200,28 @@ fn time_with(findings: &Findings, mode: Mode) -> f64 {
     }
 }
 
-/// Returns memory that is all resident, in huge pages if the host permits them, or in single pages.
-fn touched(huge: bool) -> Result<MmapMut, Error> {
+/// Maps memory for [`touched`], in huge pages if the host permits them, or in single pages.
+fn map(huge: bool) -> Result<MmapMut, Error> {
     let failed = |error| Error::host("memory for the measurement of a fork", error);
-    let mut memory = MmapMut::map_anon(PAGES * PAGE_SIZE as usize).map_err(failed)?;
+    let memory = MmapMut::map_anon(PAGES * PAGE_SIZE as usize + HUGE).map_err(failed)?;
     // A kernel without huge pages refuses the advice, and has single pages anyway.
     _ = memory.advise(if huge { Advice::HugePage } else { Advice::NoHugePage });
-    memory.iter_mut().step_by(PAGE_SIZE as usize).for_each(|byte| *byte = 1);
     Ok(memory)
 }
 
-/// Returns the nanoseconds of one fork, and of [`STORES`] stores to `memory` while a child shares
-/// it: processor time of this thread, which other programs hardly affect. Stores nothing to empty
-/// memory.
-fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
-    let failed = |error: nix::Error| Error::host("a fork", std::io::Error::from(error));
+/// Returns the part of `memory` that begins at a huge page and has [`PAGES`], after a store to each
+/// page.
+fn touched(memory: &mut MmapMut) -> &mut [u8] {
+    let skip = memory.as_ptr().align_offset(HUGE).min(HUGE);
+    let part = &mut memory[skip..skip + PAGES * PAGE_SIZE as usize];
+    part.iter_mut().step_by(PAGE_SIZE as usize).for_each(|byte| *byte = 1);
+    part
+}
+
+/// Measures one fork, and [`STORES`] stores to `memory` while a child shares it: processor time,
+/// which other programs hardly affect. Stores nothing to empty memory.
+fn time(memory: &mut [u8]) -> Result<Times, Error> {
+    let failed = |error: Errno| Error::host("a fork", io::Error::from(error));
     let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let nanoseconds =
         |begin: Duration, end: Duration| end.saturating_sub(begin).as_secs_f64() * 1e9;
@@ -163,17 +239,30 @@ fn time(memory: &mut [u8]) -> Result<(f64, f64), Error> {
         }
         ForkResult::Parent { child } => {
             let forked = now();
-            let skip = memory.as_ptr().align_offset(HUGE).min(memory.len());
-            for byte in memory[skip..].iter_mut().step_by(HUGE).take(STORES) {
-                *byte = 2;
-            }
+            memory.iter_mut().step_by(HUGE).for_each(|byte| *byte = 2);
             let stored = now();
             other_end.write_all(&[0]).map_err(|error| Error::host("a pipe", error))?;
-            waitpid(child, None).map_err(failed)?;
+            let child = ended(child).map_err(|error| Error::host("a fork", error))?;
             let (forked, stored) = (forked.map_err(failed)?, stored.map_err(failed)?);
-            Ok((nanoseconds(begin, forked), nanoseconds(forked, stored)))
+            let (fork, stores) = (nanoseconds(begin, forked), nanoseconds(forked, stored));
+            Ok(Times { fork, child, stores })
         }
     }
+}
+
+/// Waits for the end of `child`. Returns the nanoseconds of its processor time.
+fn ended(child: Pid) -> io::Result<f64> {
+    waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
+    thread::sleep(COMPLETE);
+    // SAFETY: all zeros are a valid value of this structure of numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one structure to `usage`, and nothing to the null pointer.
+    let waited = unsafe { libc::wait4(child.as_raw(), std::ptr::null_mut(), 0, &raw mut usage) };
+    if waited == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    let nanoseconds = |time: libc::timeval| time.tv_sec as f64 * 1e9 + time.tv_usec as f64 * 1e3;
+    Ok(nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime))
 }
 
 /// Returns the predicted item: a program that starts others by `vfork`.
@@ -181,7 +270,7 @@ pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
     let Forks { to_execute, execute_entries, .. } = findings.forks;
     let cost = findings.fork_cost?;
     // A parent also faults at the first store to each page after the fork.
-    let saving = execute_entries as f64 * cost.entry;
+    let saving = execute_entries as f64 * cost.entry.total();
     (to_execute > 0).then(|| Item {
         name: "programs started by vfork".into(),
         action: format!(
@@ -237,11 +326,13 @@ mod tests {
     #[test]
     fn fork_of_more_pages_takes_longer() {
         let plausible = |cost: ForkCost| {
+            let [copy, removal] = [cost.entry.copy, cost.entry.removal];
             // A huge page has one entry.
-            let huge = |huge: HugeCost| huge.entry < 512.0 * cost.entry && huge.split > 100.0;
+            let huge = |huge: HugeCost| {
+                huge.entry.total() < 512.0 * cost.entry.total() && huge.split > 100.0
+            };
             cost.base > 1e3
-                && cost.entry > 0.5
-                && cost.entry < 1e4
+                && [copy, removal].iter().all(|one| *one > 0.5 && *one < 1e4)
                 && cost.time(1 << 18) > cost.base
                 && cost.huge.is_none_or(huge)
         };
@@ -250,24 +341,37 @@ mod tests {
         assert!((0..9).any(|_| plausible(measured())), "{:?}", measured());
     }
 
+    /// Returns a cost in round figures.
+    fn cost(huge: Option<HugeCost>) -> ForkCost {
+        ForkCost { base: 1e5, entry: EntryCost { copy: 20.0, removal: 10.0 }, huge }
+    }
+
     #[test]
     fn huge_pages_make_forks_shorter_and_stores_longer() {
         let mut findings = findings("python", sizes(Mode::Madvise));
-        let all = HugeForks { blocks: 10, entries: 100, splits: 8, most: [10, 100] };
-        let asked = HugeForks { blocks: 4, entries: 3000, splits: 1, most: [4, 3000] };
+        let most = Entries { huge: 10, split: 0, single: 100 };
+        let all = HugeForks { entries: Entries { split: 500, ..most }, splits: 8, most };
+        let few = Entries { huge: 4, split: 0, single: 3000 };
+        let asked = HugeForks { entries: few, splits: 1, most: few };
         findings.forks = Forks { entries: 5000, huge: [all, asked], ..Forks::default() };
         assert_eq!((longer_with_huge(&findings), longer_than_single(&findings)), (0.0, 0.0));
-        let huge = Some(HugeCost { entry: 200.0, split: 9000.0 });
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge });
+        let huge = Some(HugeCost {
+            entry: EntryCost { copy: 200.0, removal: 50.0 },
+            split_entry: EntryCost { copy: 2.0, removal: 1.0 },
+            split: 9000.0,
+        });
+        findings.fork_cost = Some(cost(huge));
+        // The ends of the children count, and the pages of split huge pages cost little.
         let [always, requests, never] =
-            [2000.0 + 2000.0 + 72_000.0, 60_000.0 + 800.0 + 9000.0, 100_000.0];
+            [3000.0 + 2500.0 + 1500.0 + 72_000.0, 90_000.0 + 1000.0 + 9000.0, 150_000.0];
         assert_eq!(longer_with_huge(&findings), always - requests);
         assert_eq!(longer_than_single(&findings), requests - never);
         findings.sizes = sizes(Mode::Always);
         assert_eq!(longer_than_single(&findings), always - never);
-        let cost = findings.fork_cost.expect("measured");
-        assert_eq!(cost.time_of_huge(all.most), Some(1e5 + 2000.0 + 2000.0));
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge: None });
+        let measured = findings.fork_cost.expect("measured");
+        assert_eq!(measured.time_of_huge(all.most), Some(1e5 + 2000.0 + 2000.0));
+        assert_eq!(measured.time_of_huge(all.entries), Some(1e5 + 2000.0 + 1000.0 + 2000.0));
+        findings.fork_cost = Some(cost(None));
         assert_eq!(longer_than_single(&findings), 0.0);
     }
 
@@ -277,9 +381,9 @@ mod tests {
         let forks = Forks { forks: 3, to_execute: 2, execute_entries: 50_000, ..Forks::default() };
         findings.forks = forks;
         assert!(predicted(&findings, &costs()).is_none(), "without a measurement");
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 20.0, huge: None });
+        findings.fork_cost = Some(cost(None));
         let got = predicted(&findings, &costs()).expect("two forks");
-        assert_eq!((got.saving, got.apply), (1e6, Apply::Nothing));
+        assert_eq!((got.saving, got.apply), (1.5e6, Apply::Nothing));
         findings.forks.to_execute = 0;
         assert!(predicted(&findings, &costs()).is_none(), "children that go on as copies");
     }

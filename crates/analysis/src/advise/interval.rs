@@ -38,6 +38,12 @@ impl Saving {
         Some(Self { middle, interval })
     }
 
+    /// Returns the saving and its interval, multiplied by `factor`, which is positive.
+    pub fn scaled(&self, factor: f64) -> Self {
+        let by = |value: f64| value * factor;
+        Self { middle: by(self.middle), interval: self.interval.map(|ends| ends.map(by)) }
+    }
+
     /// Returns whether the interval excludes 0.
     pub fn is_sure(&self) -> bool {
         self.interval.is_some_and(|[low, high]| low > 0.0 || high < 0.0)

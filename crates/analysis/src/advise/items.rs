@@ -30,7 +30,12 @@ pub fn open(findings: &Findings) -> Vec<Open> {
 
 /// Returns all items that apply to the program, the largest saving first.
 pub fn predict(findings: &Findings, costs: &Costs) -> Vec<Item> {
-    let at_best = all(findings, &costs.in_used_memory());
+    predict_both(findings, costs, &costs.in_used_memory())
+}
+
+/// Returns the same as [`predict`], with the costs `used` of memory that was not taken back.
+pub fn predict_both(findings: &Findings, costs: &Costs, used: &Costs) -> Vec<Item> {
+    let at_best = all(findings, used);
     let mut items = all(findings, costs);
     for (item, best) in items.iter_mut().zip(at_best) {
         item.at_best = best.saving;

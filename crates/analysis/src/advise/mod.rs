@@ -2,7 +2,8 @@
 //! it.
 //!
 //! The program is recorded once, and runs once without a recorder. A Go program runs once more, for
-//! the trace of its garbage collector ([`collector`]), and a large program with jemalloc for the
+//! the trace of its garbage collector ([`collector`]), a Python program whose children copy pages
+//! for the time of their collections ([`collections`]), and a large program with jemalloc for the
 //! size of the metadata ([`metadata`]). The recording yields the effect of each
 //! setting in faults ([`findings`]), measurements on this host the cost of a fault ([`costs`]), and
 //! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
@@ -13,6 +14,8 @@ mod allocator;
 pub mod answer;
 mod blocks;
 pub mod cold;
+pub mod cold_cost;
+pub mod collections;
 pub mod collector;
 pub mod commit;
 pub mod costs;
@@ -56,7 +59,9 @@ use crate::error::Error;
 use crate::observer::Observer;
 use crate::replay::Source;
 use crate::stop;
-use cold::{ColdCost, DataFiles};
+use cold::DataFiles;
+use cold_cost::ColdCost;
+use collections::Collections;
 use collector::Collector;
 use costs::Meter;
 use faultless::PAGE_SIZE;
@@ -181,6 +186,9 @@ pub fn measure(
             if go && !runtime::chosen() && !stop::requested() {
                 findings.collector = trace_collector(command, observer)?;
             }
+            if python::is_worth_a_trace(&findings) && !stop::requested() {
+                findings.collections = trace_collections(command, observer)?;
+            }
         }
     }
     findings.walks = walks.estimate();
@@ -231,6 +239,19 @@ fn trace_collector(
     );
     observer.begin("runs the program with a trace of its garbage collector");
     Collector::of_run(command)
+}
+
+/// Runs a Python program for the time of collections in its children. Returns `None` after a
+/// request to stop, and without such a collection.
+fn trace_collections(
+    command: &[OsString],
+    observer: &dyn Observer,
+) -> Result<Option<Collections>, Error> {
+    observer.note(
+        "the Python program runs a third time, with a trace of the garbage collector in its children; its input is empty, its output is discarded, and Ctrl-C ends this run",
+    );
+    observer.begin("runs the program with a trace of collections in its children");
+    Collections::of_run(command)
 }
 
 #[cfg(test)]

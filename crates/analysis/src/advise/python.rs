@@ -1,10 +1,10 @@
-//! Children of Python: pages that the garbage collector copies, which `gc.freeze` spares, and pages
-//! that reference counts copy, which no setting spares.
+//! Children of Python: the garbage collector, whose time and copies of pages `gc.freeze` spares,
+//! and pages that reference counts copy, which no setting spares.
 
 use super::costs::Costs;
 use super::findings::Findings;
 use super::item::{Apply, Item, Open, size};
-use crate::number::grouped;
+use crate::number::{fixed, grouped, plural};
 use faultless::PAGE_SIZE;
 use faultless_trace::event::{Function, Stacks};
 use faultless_trace::fork::Forks;
@@ -48,32 +48,69 @@ pub fn collector_copies(forks: &Forks, stacks: &Stacks) -> Option<u64> {
     Some(by_collector.map(|(_, copied)| copied.by_child).sum())
 }
 
+/// Returns whether a run with a trace of the collector is worth its time: Python's children copy
+/// pages.
+pub fn is_worth_a_trace(findings: &Findings) -> bool {
+    is_python(findings) && findings.forks.copied.by_child >= FEW
+}
+
 /// Returns the predicted item: the parent excludes its objects from collections of its children.
 pub fn predicted(findings: &Findings, costs: &Costs) -> Option<Item> {
-    let copies = findings.collector_copies.filter(|copies| *copies >= FEW)?;
-    Some(Item {
-        name: "gc.freeze before the fork".into(),
-        action: format!(
-            "gc.collect() and gc.freeze() in the program before the fork spare the copies of {} \
-             pages ({}) by the collector of children",
+    let copies = findings.collector_copies.filter(|copies| *copies >= FEW);
+    let mut action = "gc.collect() and gc.freeze() in the program before the fork".to_owned();
+    if let Some(copies) = copies {
+        action += &format!(
+            " spare the copies of {} pages ({}) by the collector of children",
             grouped(copies),
             size(copies * PAGE_SIZE)
+        );
+    }
+    let (saving, remark) = match (findings.collections, copies) {
+        (Some(measured), _) => {
+            let children = match measured.children {
+                1 => "1 child".to_owned(),
+                children => format!("{} children", grouped(children)),
+            };
+            action += &format!(
+                ": {} of {children} took {} s for inherited objects, copies included, later \
+                 collections of the parent {} s, and a collection before the fork {} s",
+                plural(measured.full, "full collection"),
+                fixed(measured.inherited / 1e9, 3),
+                fixed(measured.later / 1e9, 3),
+                fixed(measured.before / 1e9, 3)
+            );
+            (
+                measured.saving(),
+                "from times of full collections in a run with a trace of the collector",
+            )
+        }
+        (None, Some(copies)) => (
+            copies as f64 * costs.copied(),
+            "only the copies are counted: the collector of the children also visits fewer objects, \
+             which usually saves more time",
         ),
-        saving: copies as f64 * costs.copied(),
-        spared: Some(findings.spared(copies as f64)),
+        (None, None) => return None,
+    };
+    Some(Item {
+        name: "gc.freeze before the fork".into(),
+        action,
+        saving,
+        spared: copies.map(|copies| findings.spared(copies as f64)),
         unused: 0,
         apply: Apply::Nothing,
         at_best: 0.0,
-        remarks: vec![
-            "only the copies are counted: the collector of the children also visits fewer objects",
-        ],
+        remarks: vec![remark],
     })
+}
+
+/// Returns whether the program is a script or a process of Python.
+fn is_python(findings: &Findings) -> bool {
+    findings.program.python || findings.program_name().starts_with("python")
 }
 
 /// Returns the advice about pages that children copy, which no setting spares.
 pub fn open(findings: &Findings) -> Option<Open> {
     let copied = findings.forks.copied.by_child;
-    let is_python = findings.program.python || findings.program_name().starts_with("python");
     let why = match findings.collector_copies {
         Some(collector) => {
             let rest = copied.saturating_sub(collector);
@@ -97,7 +134,7 @@ pub fn open(findings: &Findings) -> Option<Open> {
                 .to_owned()
         }),
     };
-    why.filter(|_| is_python).map(|why| Open {
+    why.filter(|_| is_python(findings)).map(|why| Open {
         name: "copies in children of Python".into(),
         action: "no setting helps".into(),
         why,
@@ -107,6 +144,7 @@ pub fn open(findings: &Findings) -> Option<Open> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::collections::Collections;
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
     use super::super::sysfs::Mode;
@@ -147,6 +185,7 @@ mod tests {
         findings.collector_copies = Some(3000);
         let got = predicted(&findings, &costs()).expect("copies by the collector");
         assert_eq!((got.saving, got.spared), (3000.0 * costs().copied(), Some(3000.0)));
+        assert!(got.remarks[0].starts_with("only the copies are counted"), "{got:?}");
         assert!(why(&findings).is_some_and(|why| why.contains("2,000 pages (7 MiB)")));
         findings.collector_copies = Some(4500);
         assert_eq!(why(&findings), None, "few copies beside the collector");
@@ -155,5 +194,28 @@ mod tests {
         assert_eq!(why(&findings), None);
         findings.program.python = true;
         assert!(why(&findings).is_some_and(|why| why.contains("5,000 pages (19 MiB)")));
+    }
+
+    #[test]
+    fn measured_collections_replace_the_copies() {
+        let mut findings = findings("python", sizes(Mode::Madvise));
+        findings.name = "/usr/bin/python3".into();
+        assert!(!is_worth_a_trace(&findings), "no child");
+        findings.forks.copied.by_child = FEW;
+        assert!(is_worth_a_trace(&findings));
+        let measured =
+            Collections { children: 4, full: 8, inherited: 5e7, later: 2e7, before: 1e7 };
+        findings.collections = Some(measured);
+        // Without call stacks.
+        let got = predicted(&findings, &costs()).expect("measured");
+        assert_eq!((got.saving, got.spared), (6e7, None));
+        assert!(got.action.contains("8 full collections of 4 children took 0.050 s"), "{got:?}");
+        findings.collector_copies = Some(3000);
+        let got = predicted(&findings, &costs()).expect("measured");
+        assert_eq!((got.saving, got.spared), (6e7, Some(3000.0)));
+        assert!(got.action.contains("the copies of 3,000 pages (11 MiB)"), "{got:?}");
+        assert!(!got.remarks[0].contains("only the copies"), "{got:?}");
+        findings.name = "ruby".into();
+        assert!(!is_worth_a_trace(&findings));
     }
 }

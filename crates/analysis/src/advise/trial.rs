@@ -1,10 +1,14 @@
 //! Pairs of runs with and without each advice, and predictions beside measurements.
 //!
 //! Costs are measured between the runs, so that predictions are made under the load of the runs.
-//! The comparison uses processor time, which other programs affect less than elapsed time. The two
-//! runs of a pair follow each other directly, in random order, because load changes within seconds.
+//! The comparison uses processor time, which other programs affect less than elapsed time. With a
+//! cold page cache it uses elapsed time, because the processor does other work while a disk reads.
+//! The two runs of a pair follow each other directly, in random order, because load changes within
+//! seconds.
 //! If the host takes free memory back, memory is used and freed before each run, so that all runs
-//! start with the same memory state. The effect of memory taken back is therefore only predicted.
+//! start with the same memory state. With a cold page cache this includes the memory of the files:
+//! the first load from a page that the disk wrote to memory taken back takes several microseconds.
+//! The effect of memory taken back is therefore only predicted.
 //!
 //! A run with another exit status than the plain run has done other work. Its pair is excluded from
 //! the statistics.
@@ -19,10 +23,14 @@ use super::once::{Run, once};
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
+use crate::host;
 use crate::observer::Observer;
 use crate::rates::median;
 use std::ffi::OsString;
 use std::process::ExitStatus;
+
+/// The bytes of files whose memory is used before each run, at most.
+const MOST_OF_FILES: u64 = 1 << 30;
 
 /// An advice to try, with or without a prediction.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +41,8 @@ pub struct Tried<'a> {
     pub apply: &'a Apply,
     /// The prediction.
     pub item: Option<&'a Item>,
-    /// The predicted saving of elapsed time with a cold page cache, in nanoseconds.
-    pub elapsed: Option<f64>,
+    /// The predicted saving of elapsed time with a cold page cache, in seconds.
+    pub elapsed: Option<Saving>,
 }
 
 impl<'a> Tried<'a> {
@@ -47,7 +55,7 @@ impl<'a> Tried<'a> {
     }
 
     fn of_cold(setting: &'a ColdSetting) -> Self {
-        Self { elapsed: Some(setting.saving), ..Self::of_open(&setting.open) }
+        Self { elapsed: Some(setting.saving.scaled(1e-9)), ..Self::of_open(&setting.open) }
     }
 }
 
@@ -143,6 +151,7 @@ fn add_pairs(
 ) -> Result<(), Error> {
     // A random order prevents that an advice always follows the same other advice.
     let mut random = fastrand::Rng::with_seed(1);
+    let memory = memory + cold.map_or(0, |files| of_files(memory, files));
     let mut order: Vec<usize> = (0..trials.len()).collect();
     for round in 1..=rounds {
         meter.round(observer)?;
@@ -172,6 +181,15 @@ fn add_pairs(
     Ok(())
 }
 
+/// Returns the bytes of page cache to use before each run, beside `memory`; 0 if the host lacks
+/// this memory.
+fn of_files(memory: u64, files: &DataFiles) -> u64 {
+    let bytes = files.bytes().min(MOST_OF_FILES);
+    // `Meter::prepare` uses a quarter more.
+    let all = (memory + bytes) / 4 * 5;
+    if host::afford("the page cache of the files", all).is_ok() { bytes } else { 0 }
+}
+
 /// The measured effect of an advice, beside its prediction.
 #[derive(Clone, Debug)]
 pub struct Compared<'a> {
@@ -184,9 +202,9 @@ pub struct Compared<'a> {
     /// The measured saving, in seconds of processor time; `None` if no pair succeeded.
     pub saving: Option<Saving>,
     /// The predicted saving of elapsed time with a cold page cache, in seconds.
-    pub predicted_elapsed: Option<f64>,
-    /// The saving of the median elapsed time, in seconds; negative for a longer time.
-    pub elapsed: f64,
+    pub predicted_elapsed: Option<Saving>,
+    /// The measured saving of elapsed time, in seconds; `None` if no pair succeeded.
+    pub elapsed: Option<Saving>,
     /// The saving of the median number of faults; negative for more faults.
     pub faults: f64,
     /// Whether the number of faults changed as predicted.
@@ -195,6 +213,10 @@ pub struct Compared<'a> {
     pub times: [Vec<f64>; 2],
     /// The kernel's part of `times`.
     pub kernel: [Vec<f64>; 2],
+    /// Seconds of elapsed time of the same runs.
+    pub walls: [Vec<f64>; 2],
+    /// Bytes that the same runs read from disks.
+    pub reads: [Vec<f64>; 2],
     /// The number of runs with an unexpected exit status. Their pairs are excluded.
     pub failed: u64,
 }
@@ -213,11 +235,12 @@ impl Trial<'_> {
     /// Returns the effect of the advice beside its prediction in `predicted`, which uses the costs
     /// measured between the runs. Returns `None` without a pair, if no run failed.
     pub fn compared(&self, predicted: &[Item]) -> Option<Compared<'_>> {
-        let seconds = |of: fn(&Run) -> f64| {
+        let each = |of: fn(&Run) -> f64| {
             [&self.before, &self.with].map(|runs| runs.iter().map(of).collect::<Vec<_>>())
         };
-        let (times, kernel) = (seconds(|run| run.processor), seconds(|run| run.system));
-        let saving = Saving::of(&times[0], &times[1]);
+        let (times, kernel) = (each(|run| run.processor), each(|run| run.system));
+        let (walls, reads) = (each(|run| run.wall), each(|run| run.read as f64));
+        let [saving, elapsed] = [&times, &walls].map(|[before, with]| Saving::of(before, with));
         if saving.is_none() && self.failed == 0 {
             return None;
         }
@@ -235,12 +258,14 @@ impl Trial<'_> {
             apply: self.tried.apply,
             predicted: now,
             saving,
-            predicted_elapsed: self.tried.elapsed.map(|saving| saving / 1e9),
-            elapsed: self.saving(|run| run.wall),
+            predicted_elapsed: self.tried.elapsed,
+            elapsed,
             faults,
             moved: !counted || item.is_none_or(|item| item.moved(faults)),
             times,
             kernel,
+            walls,
+            reads,
             failed: self.failed,
         })
     }
@@ -253,18 +278,29 @@ impl Trial<'_> {
 }
 
 impl Compared<'_> {
-    /// Returns whether the saving is beyond the noise, and the number of faults confirms it.
+    /// Returns whether the saving of processor time is beyond the noise, and the number of faults
+    /// confirms it.
     pub fn is_sure(&self) -> bool {
         self.saving.is_some_and(|saving| saving.is_sure()) && self.moved
     }
 
-    /// Returns the advice if its measured saving is confirmed.
+    /// Returns whether the saving of elapsed time is beyond the noise.
+    pub fn is_elapsed_sure(&self) -> bool {
+        self.elapsed.is_some_and(|saving| saving.is_sure())
+    }
+
+    /// Returns the advice if its measured saving is confirmed: of elapsed time with a cold page
+    /// cache, else of processor time.
     pub fn confirmed(&self) -> Option<Advice> {
-        let measured = self.saving.map(|saving| saving.middle);
-        let confirmed = self.is_sure() && measured.is_some_and(|seconds| seconds > 0.0);
+        let (sure, saving, predicted) = match self.predicted_elapsed {
+            Some(predicted) => (self.is_elapsed_sure(), self.elapsed, Some(predicted.middle)),
+            None => (self.is_sure(), self.saving, self.predicted),
+        };
+        let measured = saving.map(|saving| saving.middle);
+        let confirmed = sure && measured.is_some_and(|seconds| seconds > 0.0);
         confirmed.then(|| Advice {
             name: self.name.to_owned(),
-            predicted: self.predicted,
+            predicted,
             measured,
             apply: self.apply.clone(),
         })
@@ -279,13 +315,17 @@ impl Compared<'_> {
         if let Some(predicted) = self.predicted {
             figures.figure(&context, "predicted_seconds", "s", Number::Real(predicted))?;
         }
-        if let Some(predicted) = self.predicted_elapsed {
+        if let Some(Saving { middle, interval }) = self.predicted_elapsed {
             let metric = "predicted_elapsed_saving_seconds";
-            figures.figure(&context, metric, "s", Number::Real(predicted))?;
+            figures.figure(&context, metric, "s", Number::Real(middle))?;
+            let metrics = ["predicted_elapsed_from_seconds", "predicted_elapsed_to_seconds"];
+            for (metric, end) in metrics.into_iter().zip(interval.into_iter().flatten()) {
+                figures.figure(&context, metric, "s", Number::Real(end))?;
+            }
         }
         let failed = Number::Whole(self.failed);
         figures.figure(&context, "failed_runs", "count", failed)?;
-        let Some(saving) = self.saving else { return Ok(()) };
+        let (Some(saving), Some(elapsed)) = (self.saving, self.elapsed) else { return Ok(()) };
         let mut seconds =
             |metric: &str, value: f64| figures.figure(&context, metric, "s", Number::Real(value));
         let [before, with] = &self.times;
@@ -293,7 +333,7 @@ impl Compared<'_> {
             ("measured_seconds", saving.middle),
             ("processor_seconds", median(with).unwrap_or(0.0)),
             ("processor_seconds_before", median(before).unwrap_or(0.0)),
-            ("elapsed_saving_seconds", self.elapsed),
+            ("elapsed_saving_seconds", elapsed.middle),
         ] {
             seconds(metric, value)?;
         }
@@ -301,14 +341,27 @@ impl Compared<'_> {
             seconds("interval_from_seconds", low)?;
             seconds("interval_to_seconds", high)?;
         }
-        let [kernel_before, kernel] = &self.kernel;
+        if let Some([low, high]) = elapsed.interval {
+            seconds("elapsed_interval_from_seconds", low)?;
+            seconds("elapsed_interval_to_seconds", high)?;
+        }
+        let ([kernel_before, kernel], [wall_before, wall]) = (&self.kernel, &self.walls);
         for (metric, runs) in [
             ("run_seconds", with),
             ("run_seconds_before", before),
             ("run_kernel_seconds", kernel),
             ("run_kernel_seconds_before", kernel_before),
+            ("run_elapsed_seconds", wall),
+            ("run_elapsed_seconds_before", wall_before),
         ] {
             runs.iter().try_for_each(|value| seconds(metric, *value))?;
+        }
+        // A cold page cache shows in the bytes that a run reads.
+        let reads = self.reads.iter().filter(|_| self.predicted_elapsed.is_some());
+        for (metric, runs) in ["run_read_bytes_before", "run_read_bytes"].into_iter().zip(reads) {
+            for bytes in runs {
+                figures.figure(&context, metric, "bytes", Number::Whole(*bytes as u64))?;
+            }
         }
         // The key names a change, and so the sign is that of the additional faults.
         figures.figure(&context, "faults_change", "count", Number::Real(0.0 - self.faults))
@@ -322,7 +375,7 @@ mod tests {
     use crate::figures::Kept;
     use std::os::unix::process::ExitStatusExt;
 
-    fn trial(name: &str) -> Trial<'_> {
+    fn trial(name: &'static str) -> Trial<'static> {
         Trial::new(Tried { name, apply: &Apply::Nothing, item: None, elapsed: None })
     }
 
@@ -361,6 +414,46 @@ mod tests {
         assert!(loss.is_sure() && loss.confirmed().is_none());
     }
 
+    /// With a cold page cache the elapsed time decides, and its figures have all runs.
+    #[test]
+    fn elapsed_time_of_cold_runs_has_an_interval() {
+        let good = ExitStatus::default();
+        let of = |wall: f64| Run { wall, processor: 1.0 / wall, read: 4096, ..run(0.0, 0) };
+        let predicted = Saving { middle: 0.25, interval: Some([0.2, 0.3]) };
+        let measured = |elapsed, saved: fn(i32) -> f64| {
+            let mut trial = Trial { tried: Tried { elapsed, ..trial("cold").tried }, ..trial("") };
+            for pair in 0..7 {
+                trial.push(of(2.0), of(2.0 - saved(pair)), good);
+            }
+            let compared = trial.compared(&[]).expect("pairs");
+            let mut kept = Kept::default();
+            compared.figures(&mut kept, &Context::new("native", "w", 1)).expect("no output fails");
+            (compared.is_elapsed_sure(), compared.confirmed(), kept.0)
+        };
+        let (sure, confirmed, figures) =
+            measured(Some(predicted), |pair| 0.2 + f64::from(pair) / 1e3);
+        let confirmed = confirmed.expect("each pair is faster");
+        assert!(sure && confirmed.measured.is_some_and(|seconds| (seconds - 0.203).abs() < 1e-9));
+        assert_eq!(confirmed.predicted, Some(0.25));
+        let count = |name: &str| figures.iter().filter(|(metric, ..)| metric == name).count();
+        for (metric, times) in [
+            ("elapsed_interval_from_seconds", 1),
+            ("predicted_elapsed_to_seconds", 1),
+            ("run_elapsed_seconds", 7),
+            ("run_elapsed_seconds_before", 7),
+            ("run_read_bytes", 7),
+        ] {
+            assert_eq!(count(metric), times, "{metric}");
+        }
+        // Without a cold page cache, the processor time decides, which is longer here.
+        let (_, confirmed, figures) = measured(None, |pair| 0.2 + f64::from(pair) / 1e3);
+        assert!(confirmed.is_none() && figures.iter().all(|it| it.0 != "run_read_bytes"));
+        // Every second pair is slower.
+        let (sure, confirmed, _) =
+            measured(Some(predicted), |pair| if pair % 2 == 0 { 0.2 } else { -0.1 });
+        assert!(!sure && confirmed.is_none());
+    }
+
     /// A positive number is a saving in every column; the key `faults_change` names a change.
     #[test]
     fn savings_are_positive() {
@@ -369,12 +462,29 @@ mod tests {
         let mut trial = trial("saves");
         (0..3).for_each(|_| trial.push(of(2.0, 500), of(1.5, 100), good));
         let compared = trial.compared(&[]).expect("pairs");
-        assert_eq!((compared.elapsed, compared.faults), (0.5, 400.0));
+        let elapsed = compared.elapsed.map(|saving| saving.middle);
+        assert_eq!((elapsed, compared.faults), (Some(0.5), 400.0));
         let mut kept = Kept::default();
         compared.figures(&mut kept, &Context::new("native", "w", 1)).expect("no output fails");
         let of = |name: &str| kept.0.iter().find(|(metric, ..)| metric == name).map(|one| &one.2);
         assert_eq!(of("elapsed_saving_seconds"), Some(&Number::Real(0.5)));
         assert_eq!(of("faults_change"), Some(&Number::Real(-400.0)));
+    }
+
+    #[test]
+    fn memory_of_cold_files_is_used_before_each_run() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let files = |len: u64| {
+            let path = dir.path().join("data");
+            std::fs::File::create(&path).and_then(|file| file.set_len(len)).expect("written");
+            let mut files = DataFiles::default();
+            files.add_arguments(&["program".into(), path.into_os_string()]);
+            files
+        };
+        assert_eq!(of_files(1 << 20, &files(2 << 20)), 2 << 20);
+        // A host can have less than 1 GiB.
+        assert!([0, MOST_OF_FILES].contains(&of_files(1 << 20, &files(1 << 40))));
+        assert_eq!(of_files(1 << 50, &files(2 << 20)), 0, "no host has this memory");
     }
 
     #[test]

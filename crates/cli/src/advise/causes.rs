@@ -64,12 +64,12 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
     )?;
     let huge = forks.huge[0];
     if let (Some(cost), Some(time)) = (cost.huge, cost.time_of_huge(huge.most))
-        && huge.most[0] > 0
+        && huge.most.huge > 0
     {
         writeln!(
             out,
             " With THP for all memory the fork of the most huge pages, {}, is predicted to take {:.1} ms, and each of {} to a shared huge page {:.1} µs more, for the split.",
-            grouped(huge.most[0]),
+            grouped(huge.most.huge),
             time / 1e6,
             plural(huge.splits, "first store"),
             cost.split / 1e3
@@ -81,7 +81,8 @@ fn print_forks(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError>
 /// Prints the reads of a cold start, and the settings that save elapsed time.
 fn print_cold(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> {
     let Some(cost) = &findings.cold_cost else { return Ok(()) };
-    let Some(start) = cold::start(&findings.files, cost) else { return Ok(()) };
+    let start = cold::start(&findings.files, cost, findings.file_cost);
+    let Some(start) = start else { return Ok(()) };
     writeln!(
         out,
         " With a cold page cache the mapped files are predicted to need {}.",
@@ -96,6 +97,21 @@ fn print_cold(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> 
     }
     for setting in worth {
         let open = &setting.open;
+        let saving = format!("predicted to save {} s", fixed(setting.saving.middle / 1e9, 3));
+        let interval = match setting.saving.interval {
+            Some([low, high]) => {
+                format!(" ({} to {} s)", fixed(low / 1e9, 3), fixed(high / 1e9, 3))
+            }
+            None => String::new(),
+        };
+        if !setting.is_sure() {
+            writeln!(
+                out,
+                "   {}: {saving} of elapsed time, not beyond the noise of the measured reads{interval}",
+                open.name
+            )?;
+            continue;
+        }
         let more = match setting.more {
             0 => String::new(),
             more @ 1.. => format!("; {} more in the page cache", size(more.unsigned_abs())),
@@ -103,11 +119,8 @@ fn print_cold(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError> 
         };
         writeln!(
             out,
-            "   {}: predicted to save {} s of elapsed time: {}{more}\n     {}",
-            open.name,
-            fixed(setting.saving / 1e9, 3),
-            open.why,
-            open.action
+            "   {}: {saving}{interval} of elapsed time: {}{more}\n     {}",
+            open.name, open.why, open.action
         )?;
     }
     Ok(())
@@ -135,8 +148,8 @@ fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faultless_analysis::advise::cold::ColdCost;
-    use faultless_analysis::advise::forks::{ForkCost, HugeCost};
+    use faultless_analysis::advise::cold_cost::{ColdCost, ReadTimes};
+    use faultless_analysis::advise::forks::{EntryCost, ForkCost, HugeCost};
     use faultless_analysis::advise::linked::Linked;
     use faultless_analysis::advise::program::Program;
     use faultless_analysis::advise::stalls::Stalls;
@@ -144,7 +157,7 @@ mod tests {
     use faultless_analysis::replay::Source;
     use faultless_trace::discard::Discards;
     use faultless_trace::files::{Files, Reads};
-    use faultless_trace::fork::{Forks, HugeForks};
+    use faultless_trace::fork::{Entries, Forks, HugeForks};
     use faultless_trace::recordings;
 
     #[test]
@@ -170,12 +183,15 @@ mod tests {
             interrupts: 6,
             ..Discards::default()
         };
-        let huge = HugeForks { splits: 7, most: [9, 392], ..HugeForks::default() };
+        let most = Entries { huge: 9, single: 392, split: 0 };
+        let huge = HugeForks { splits: 7, most, ..HugeForks::default() };
         let most = 5000;
         findings.forks =
             Forks { forks: 1, entries: most, most, huge: [huge; 2], ..Forks::default() };
-        let huge = Some(HugeCost { entry: 20_000.0, split: 4500.0 });
-        findings.fork_cost = Some(ForkCost { base: 1e5, entry: 100.0, huge });
+        let of = |copy| EntryCost { copy, removal: 0.0 };
+        let (entry, split_entry) = (of(20_000.0), of(10.0));
+        let huge = Some(HugeCost { entry, split_entry, split: 4500.0 });
+        findings.fork_cost = Some(ForkCost { base: 1e5, entry: of(100.0), huge });
         findings.stalls = Some(Stalls { major: 3, ..Stalls::default() });
         let reads = |around, pages| Reads { around, pages, ..Reads::default() };
         findings.files = Files {
@@ -184,14 +200,11 @@ mod tests {
             cold: [reads(200, 6400), reads(200, 25_600), reads(60, 16_384), reads(8, 16_384)],
             ..Files::default()
         };
-        findings.cold_cost = Some(ColdCost {
-            read: [2e5, 4e5, 8e5, 3e6],
-            single: 1e5,
-            in_sequence: 1e3,
-            populated: 1e4,
-            now: 1,
-            setting: Some("/sys/x/read_ahead_kb".into()),
-        });
+        let times =
+            ReadTimes { read: [2e5, 4e5, 8e5, 3e6], single: 1e5, in_sequence: 1e3, populated: 1e4 };
+        let setting = Some("/sys/x/read_ahead_kb".into());
+        findings.cold_cost = Some(ColdCost { rounds: vec![times; 6], now: 1, setting });
+        findings.file_cost = None;
         let text = printed(&findings);
         for part in [
             "The allocator is tcmalloc of gperftools.",
@@ -200,8 +213,8 @@ mod tests {
             "1 fork copied 5,000 entries of page tables",
             "predicted to take 0.6 ms of processor time",
             "are predicted to need 200 reads (0 in sequence) of 100 MiB in sum, 0.080 s of elapsed",
-            "read-ahead 8 MiB: predicted to save 0.056 s of elapsed time: 8 reads of 64 MiB in sum; \
-             36 MiB less in the page cache",
+            "read-ahead 8 MiB: predicted to save 0.056 s (0.056 to 0.056 s) of elapsed time: 8 reads \
+             of 64 MiB in sum; 36 MiB less in the page cache",
             "echo 8192 > /sys/x/read_ahead_kb",
             "the fork of the most huge pages, 9, is predicted to take 0.3 ms, and each of 7 first",
             "4.5 µs more, for the split",
@@ -211,8 +224,17 @@ mod tests {
         }
         assert!(!text.contains("populate file mappings"), "costs 0.084 s: {text}");
         let cost = findings.cold_cost.as_mut().expect("above");
-        (cost.now, cost.read) = (3, [1e6; 4]);
+        (cost.now, cost.rounds) = (3, vec![ReadTimes { read: [1e6; 4], ..times }; 6]);
         let text = printed(&findings);
         assert!(text.contains("No setting saves 10 % of this time"), "{text}");
+        // In three rounds of six, a populated mapping takes longer.
+        let cost = findings.cold_cost.as_mut().expect("above");
+        let populated = [1e2, 1e2, 1e2, 6e2, 6e2, 6e2];
+        let round = |populated| ReadTimes { populated, read: [1e6; 4], ..times };
+        cost.rounds = populated.map(round).to_vec();
+        let text = printed(&findings);
+        let noise = "populate file mappings: predicted to save 0.002 s of elapsed time, not beyond the \
+                     noise of the measured reads";
+        assert!(text.contains(noise), "{text}");
     }
 }

@@ -225,7 +225,8 @@ fn advise(
         (answer.chosen(), Vec::new())
     };
     let text = String::from_utf8_lossy(&out.text);
-    let page = html.write(|| page::page(&answer, &source.trace, &tried, &text).map(Some));
+    let page =
+        html.write(|| page::page(&answer, &source.trace, (&tried, args.cold), &text).map(Some));
     Ok((advice, CliError::together([exported, stacks, page])))
 }
 

@@ -22,14 +22,15 @@ const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / MIB;
 /// The title and the unit of bars of time.
 const TIME: (&str, &str) = ("Processor time", "ms");
 
-/// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal.
+/// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal. The
+/// runs of `--try` had a `cold` page cache or not.
 ///
 /// # Errors
 /// The drawing library failed.
 pub fn page(
     answer: &Answer<'_>,
     trace: &Trace,
-    tried: &[Tried],
+    (tried, cold): (&[Tried], bool),
     text: &str,
 ) -> Result<Page, CliError> {
     let program = &trace.header.program;
@@ -72,8 +73,9 @@ pub fn page(
     if !tried.is_empty() {
         let names: Vec<_> = tried.iter().map(|tried| tried.name.clone()).collect();
         let meaning = format!(
-            "Measured processor time of the runs of --try: medians, with lines from the shortest \
-             run to the longest. {}",
+            "Measured {} of the runs of --try: medians, with lines from the shortest run to the \
+             longest. {}",
+            if cold { "elapsed time, with a cold page cache," } else { "processor time" },
             numbered(&names)
         );
         let bar = |times: &Vec<f64>| {
@@ -85,7 +87,8 @@ pub fn page(
         };
         let heights = tried.iter().map(|tried| tried.times.iter().map(bar).collect());
         let names = ["without the setting", "with the setting"];
-        let picture = numbered_bars(TIME, "setting", &names, heights)?;
+        let title = if cold { ("Elapsed time", "ms") } else { TIME };
+        let picture = numbered_bars(title, "setting", &names, heights)?;
         page.plot("Before and after", &meaning, &picture);
     }
     page.text("In figures", text);

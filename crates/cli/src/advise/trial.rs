@@ -10,7 +10,7 @@ use faultless_analysis::advise::answer::{Answer, WORTH};
 use faultless_analysis::advise::cold::{ColdStart, DataFiles};
 use faultless_analysis::advise::costs::Meter;
 use faultless_analysis::advise::file::Advice;
-use faultless_analysis::advise::interval::FEWEST;
+use faultless_analysis::advise::interval::{FEWEST, Saving};
 use faultless_analysis::advise::item::size;
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::trial::{self, Compared, Trial, candidates, cold_candidates};
@@ -24,7 +24,8 @@ use std::io::Write;
 pub struct Tried {
     /// The name of the advice.
     pub name: String,
-    /// Seconds of processor time of each run, without the advice and with the advice.
+    /// Seconds of each run, without the advice and with the advice: processor time, or elapsed time
+    /// with a cold page cache.
     pub times: [Vec<f64>; 2],
 }
 
@@ -96,7 +97,10 @@ pub fn run(
     let confirmed = results.iter().filter_map(Compared::confirmed).collect();
     let succeeded = results.iter().filter(|result| !result.times[0].is_empty());
     let tried = succeeded
-        .map(|result| Tried { name: result.name.to_owned(), times: result.times.clone() })
+        .map(|result| Tried {
+            name: result.name.to_owned(),
+            times: if args.cold { &result.walls } else { &result.times }.clone(),
+        })
         .collect();
     failure.map_or(Ok((confirmed, tried)), |failure| Err(failure.into()))
 }
@@ -153,18 +157,58 @@ fn print_cold(
         size(warm.read)
     )?;
     writeln!(out, " Predicted for the reads: {}.", start.describe())?;
-    for result in results {
-        let Some(predicted) = result.predicted_elapsed else { continue };
-        let error = 100.0 * (predicted - result.elapsed).abs() / elapsed.max(1e-9);
+    let compared = results
+        .iter()
+        .filter_map(|result| Some((result.name, result.predicted_elapsed?, result.elapsed?)));
+    let compared: Vec<_> = compared.collect();
+    for (name, predicted, measured) in &compared {
         writeln!(
             out,
-            " Elapsed, {}: predicted to save {} s, measured {} s; the difference is {error:.0} % of a run.",
-            result.name,
-            fixed(predicted, 3),
-            fixed(result.elapsed, 3)
+            " Elapsed, {name}: predicted to save {}, measured {}; {}.",
+            with_interval(predicted),
+            with_interval(measured),
+            verdict(predicted, measured, elapsed)
+        )?;
+    }
+    let sure = compared
+        .iter()
+        .filter(|(_, predicted, measured)| predicted.is_sure() && measured.is_sure());
+    let (right, all) = sure.fold((0, 0), |(right, all), (_, predicted, measured)| {
+        let same = (predicted.middle < 0.0) == (measured.middle < 0.0);
+        (right + u32::from(same), all + 1)
+    });
+    if all > 0 {
+        writeln!(
+            out,
+            " Elapsed time beyond the noise of prediction and measurement: the sign is right in {right} of {all}."
         )?;
     }
     Ok(())
+}
+
+/// Formats a saving with its interval.
+fn with_interval(saving: &Saving) -> String {
+    let middle = fixed(saving.middle, 3);
+    match saving.interval {
+        Some([low, high]) => format!("{middle} s ({} to {} s)", fixed(low, 3), fixed(high, 3)),
+        None => format!("{middle} s"),
+    }
+}
+
+/// Returns the relation of a predicted saving to a measured saving of runs that take `elapsed`
+/// seconds.
+fn verdict(predicted: &Saving, measured: &Saving, elapsed: f64) -> String {
+    // A slow disk has too few rounds for an interval of the prediction.
+    let known = predicted.interval.is_none() || predicted.is_sure();
+    match (measured.interval, measured.is_sure(), known) {
+        (None, ..) => "too few rounds to judge".into(),
+        (_, false, _) => "the measured saving is within the noise".into(),
+        (_, _, false) => "the predicted saving is within the noise of the measured reads".into(),
+        _ => {
+            let error = (predicted.middle - measured.middle).abs() / elapsed.max(1e-9);
+            format!("the difference is {:.0} % of a run", 100.0 * error)
+        }
+    }
 }
 
 /// Returns the cells of a row.
@@ -179,15 +223,17 @@ fn cells(result: &Compared<'_>) -> [String; 6] {
         let none = || "-".to_owned();
         return [name, predicted, "failed".into(), none(), none(), none()];
     };
-    let sure = if result.is_sure() { "" } else { "~" };
+    let mark = |sure| if sure { "" } else { "~" };
     [
         name,
         predicted,
-        format!("{sure}{} s", fixed(saving.middle, 3)),
+        format!("{}{} s", mark(result.is_sure()), fixed(saving.middle, 3)),
         saving.interval.map_or("too few rounds".into(), |[low, high]| {
             format!("{} to {} s", fixed(low, 3), fixed(high, 3))
         }),
-        format!("{} s", fixed(*elapsed, 3)),
+        elapsed.map_or("-".into(), |elapsed| {
+            format!("{}{} s", mark(elapsed.is_sure()), fixed(elapsed.middle, 3))
+        }),
         fixed(*faults, 0),
     ]
 }
@@ -204,7 +250,7 @@ fn print_remarks(
     let pairs = succeeded.map(|trial| trial.with.len()).min().unwrap_or(0);
     writeln!(
         out,
-        " Savings in {} of runs, with the setting and without: seconds of processor time; elapsed time and faults of the medians. Negative: the setting costs more.",
+        " Savings in {} of runs, with the setting and without: seconds of processor time, and of elapsed time; faults of the medians. Negative: the setting costs more.",
         plural(pairs as u64, "pair")
     )?;
     writeln!(
@@ -276,7 +322,6 @@ fn print_runs(out: &mut dyn Write, trials: &[Trial<'_>], reporting: bool) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faultless_analysis::advise::interval::Saving;
     use faultless_analysis::advise::item::Apply;
 
     #[test]
@@ -287,11 +332,13 @@ mod tests {
             predicted: Some(0.5),
             saving,
             predicted_elapsed: None,
-            elapsed: -0.0001,
+            elapsed: Some(Saving { middle: -0.0001, interval: None }),
             faults: 3.0,
             moved: true,
             times: [Vec::new(), Vec::new()],
             kernel: [Vec::new(), Vec::new()],
+            walls: [Vec::new(), Vec::new()],
+            reads: [Vec::new(), Vec::new()],
             failed,
         };
         let [name, predicted, measured, rest @ ..] = cells(&compared(None, 14));
@@ -299,8 +346,28 @@ mod tests {
         assert_eq!((&*measured, rest), ("failed", ["-", "-", "-"].map(str::to_owned)));
         let saving = Saving { middle: 0.4, interval: Some([0.3, 0.5]) };
         let some = cells(&compared(Some(saving), 1));
-        assert_eq!(some[3..], ["0.300 to 0.500 s", "0.000 s", "3"].map(str::to_owned));
+        assert_eq!(some[3..], ["0.300 to 0.500 s", "~0.000 s", "3"].map(str::to_owned));
         assert_eq!([&*some[0], &*some[2]], ["malloc on THP, 1 failed", "0.400 s"]);
         assert_eq!(cells(&compared(Some(saving), 0))[0], "malloc on THP");
+    }
+
+    #[test]
+    fn savings_within_the_noise_have_no_error() {
+        let saving = |middle: f64, noise: f64| Saving {
+            middle,
+            interval: Some([middle - noise, middle + noise]),
+        };
+        let (sure, unsure) = (saving(0.2, 0.1), saving(0.02, 0.1));
+        assert_eq!(with_interval(&sure), "0.200 s (0.100 to 0.300 s)");
+        assert_eq!(verdict(&sure, &saving(0.3, 0.1), 2.0), "the difference is 5 % of a run");
+        assert!(
+            verdict(&sure, &unsure, 2.0).starts_with("the measured saving is within the noise")
+        );
+        assert!(
+            verdict(&unsure, &sure, 2.0).starts_with("the predicted saving is within the noise")
+        );
+        let few = Saving { interval: None, ..sure };
+        assert_eq!(with_interval(&few), "0.200 s");
+        assert_eq!(verdict(&sure, &few, 2.0), "too few rounds to judge");
     }
 }

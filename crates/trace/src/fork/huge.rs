@@ -1,6 +1,7 @@
 //! Forks of memory in huge pages: `fork` copies one entry for each huge page, and the first store
 //! after the fork to a shared huge page splits it. Copies are of single pages in each case (since
-//! Linux 5.8).
+//! Linux 5.8). The further forks copy an entry for each page of a split huge page, and the kernel
+//! copies neighbouring entries of this kind in one step (since Linux 6.9).
 
 use crate::event::{Access, Backing, Kind};
 use crate::page_set::{PageSet, pages};
@@ -13,15 +14,34 @@ const MADV_HUGEPAGE: u32 = 14;
 const MADV_NOHUGEPAGE: u32 = 15;
 const MAP_STACK: u32 = 0x2_0000;
 
+/// Page-table entries of resident private memory, by the kind of the page. The order compares huge
+/// pages first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entries {
+    /// Huge pages.
+    pub huge: u64,
+    /// Pages of split huge pages, also untouched pages. Pages that were copied since are single.
+    pub split: u64,
+    /// Single pages.
+    pub single: u64,
+}
+
+impl Entries {
+    /// Adds the entries of `other`.
+    pub fn add(&mut self, other: &Self) {
+        self.huge += other.huge;
+        self.split += other.split;
+        self.single += other.single;
+    }
+}
+
 /// Counts of forks with huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugeForks {
-    /// Huge pages of the parent, added up over all forks.
-    pub blocks: u64,
-    /// Resident private pages of the parent outside huge pages, added up over all forks.
-    pub entries: u64,
-    /// Huge pages at the fork with the most of them, and its private pages outside.
-    pub most: [u64; 2],
+    /// Entries of the parent, added up over all forks.
+    pub entries: Entries,
+    /// Entries at the fork with the most huge pages.
+    pub most: Entries,
     /// Huge pages split by the first store of the parent or a child after a fork.
     pub splits: u64,
 }
@@ -41,6 +61,8 @@ pub(super) struct Blocks {
     huge: [PageSet; 2],
     /// The blocks that are shared since the last fork.
     shared: [PageSet; 2],
+    /// The pages that a split has left of huge pages.
+    rest: [PageSet; 2],
 }
 
 impl Blocks {
@@ -53,6 +75,7 @@ impl Blocks {
             advice: RangeMap::new(),
             huge: Default::default(),
             shared: Default::default(),
+            rest: Default::default(),
         }
     }
 
@@ -107,38 +130,44 @@ impl Blocks {
     pub(super) fn fork(&mut self, private: &PageSet, out: &mut [HugeForks; 2]) {
         let size = self.pages;
         let range = |block: u64| block * size..(block + 1) * size;
-        for ((huge, shared), out) in self.huge.iter().zip(&mut self.shared).zip(out) {
-            let within: u64 = huge.pages().map(|block| private.count(range(block))).sum();
-            let now = [huge.len(), private.len() - within];
-            out.blocks += now[0];
-            out.entries += now[1];
+        for (at, out) in out.iter_mut().enumerate() {
+            let (huge, rest) = (&self.huge[at], &self.rest[at]);
+            let in_huge: u64 = huge.pages().map(|block| private.count(range(block))).sum();
+            let in_rest = rest.pages().filter(|page| private.contains(*page)).count() as u64;
+            let single = private.len() - in_huge - in_rest;
+            let now = Entries { huge: huge.len(), split: rest.len(), single };
+            out.entries.add(&now);
             out.most = out.most.max(now);
-            shared.clone_from(huge);
+            self.shared[at].clone_from(huge);
         }
     }
 
     /// Counts a store to a page shared since a fork.
     pub(super) fn copy(&mut self, page: u64, out: &mut [HugeForks; 2]) {
         let block = page / self.pages;
-        for ((huge, shared), out) in self.huge.iter_mut().zip(&mut self.shared).zip(out) {
-            if shared.contains(block) {
+        let pages = self.range(block);
+        for (at, out) in out.iter_mut().enumerate() {
+            if self.shared[at].contains(block) {
                 out.splits += 1;
-                shared.remove(block..block + 1);
-                huge.remove(block..block + 1);
+                self.shared[at].remove(block..block + 1);
+                self.huge[at].remove(block..block + 1);
+                self.rest[at].insert_all(pages.clone());
             }
+            self.rest[at].remove(page..page + 1);
         }
     }
 
     fn touch(&mut self, page: u64) {
         let block = page / self.pages;
-        if self.mapped.gaps(&self.range(block)).next().is_some() {
+        let all = self.range(block);
+        if self.mapped.gaps(&all).next().is_some() {
             return;
         }
         let advice = self.advice.get(&page).copied();
-        for (huge, applies) in
-            self.huge.iter_mut().zip([advice != Some(false), advice == Some(true)])
-        {
-            if applies {
+        let applies = [advice != Some(false), advice == Some(true)];
+        for ((huge, rest), applies) in self.huge.iter_mut().zip(&self.rest).zip(applies) {
+            // A huge page needs a block without pages.
+            if applies && rest.count(all.clone()) == 0 {
                 huge.insert(block);
             }
         }
@@ -158,11 +187,22 @@ impl Blocks {
         }
     }
 
-    /// Removes the huge pages that `range` contains in whole or in part.
+    /// Removes `range`, and splits the huge pages that `range` contains in part.
     fn split(&mut self, range: Range<u64>) {
-        let blocks = range.start / self.pages..range.end.div_ceil(self.pages);
-        if !blocks.is_empty() {
-            self.huge.iter_mut().chain(&mut self.shared).for_each(|set| set.remove(blocks.clone()));
+        let size = self.pages;
+        let blocks = range.start / size..range.end.div_ceil(size);
+        if blocks.is_empty() {
+            return;
+        }
+        let ends = [blocks.start, blocks.end - 1];
+        for ((huge, shared), rest) in self.huge.iter_mut().zip(&mut self.shared).zip(&mut self.rest)
+        {
+            for block in ends.into_iter().filter(|block| huge.contains(*block)) {
+                rest.insert_all(block * size..(block + 1) * size);
+            }
+            rest.remove(range.clone());
+            huge.remove(blocks.clone());
+            shared.remove(blocks.clone());
         }
     }
 }
@@ -205,14 +245,16 @@ mod tests {
     fn first_store_to_a_shared_huge_page_splits_it() {
         // Two whole blocks, and a part of a third.
         let all = forked(&[map(START, 1100)], &[0, 1, 512, 1024, 1025], &[1, 0, 1024])[0];
-        // The second fork copies the two entries of the split block.
-        let want = HugeForks { blocks: 2 + 1, entries: 2 + 4, splits: 1, most: [2, 2] };
-        assert_eq!(all, want);
+        // The second fork copies all entries of the split block, two of them of copied pages.
+        let entries = Entries { huge: 2 + 1, split: 510, single: 2 + 4 };
+        let most = Entries { huge: 2, split: 0, single: 2 };
+        assert_eq!(all, HugeForks { entries, most, splits: 1 });
         // No huge page of 32 MiB fits. Each store copies a single page.
         let large = forked_with(8192, &[map(START, 1100)], &[0, 1, 512], &[1])[0];
-        assert_eq!((large.blocks, large.entries, large.splits), (0, 3 + 3, 0));
+        assert_eq!((large.entries.huge, large.entries.single, large.splits), (0, 3 + 3, 0));
         let large = forked_with(8192, &[map(START, 8192)], &[0, 1, 512], &[1])[0];
-        assert_eq!((large.blocks, large.entries, large.splits), (1, 3, 1));
+        assert_eq!((large.entries.huge, large.splits), (1, 1));
+        assert_eq!((large.entries.split, large.entries.single), (8191, 1));
     }
 
     #[test]
@@ -221,13 +263,47 @@ mod tests {
         let ask = Kind::Advise { start, len, advice: MADV_HUGEPAGE };
         let refuse = Kind::Advise { start: START, len, advice: MADV_NOHUGEPAGE };
         let [all, asked] = forked(&[map(START, 1024), ask, refuse], &[0, 512], &[512]);
-        let want = HugeForks { blocks: 1, entries: 1 + 2, splits: 1, most: [1, 1] };
+        let entries = Entries { huge: 1, split: 511, single: 1 + 2 };
+        let most = Entries { huge: 1, split: 0, single: 1 };
+        let want = HugeForks { entries, most, splits: 1 };
         assert_eq!((all, asked), (want, want));
         let [all, asked] = forked(&[map(START, 1024), ask], &[0, 512], &[]);
-        assert_eq!((all.blocks, asked.blocks), (2 + 2, 1 + 1));
+        assert_eq!((all.entries.huge, asked.entries.huge), (2 + 2, 1 + 1));
         // A hole in the mapping, made before the first touch.
         let hole = Kind::Unmap { start: START + 700 * PAGE_SIZE, len: PAGE_SIZE };
         let [all, _] = forked(&[map(START, 1024), hole], &[0, 512], &[]);
-        assert_eq!((all.blocks, all.entries), (1 + 1, 1 + 1));
+        assert_eq!(all.entries, Entries { huge: 1 + 1, split: 0, single: 1 + 1 });
+    }
+
+    #[test]
+    fn freed_part_of_a_huge_page_splits_it() {
+        let mut blocks = Blocks::new(512);
+        let mut private = PageSet::default();
+        blocks.step(map(START, 1024));
+        let touch = |blocks: &mut Blocks, page: u64| {
+            blocks.step(Kind::first(START + page * PAGE_SIZE, Access::Write));
+        };
+        for page in [0, 512] {
+            private.insert(START / PAGE_SIZE + page);
+            touch(&mut blocks, page);
+        }
+        let entries = |blocks: &mut Blocks, private: &PageSet| {
+            let mut out = [HugeForks::default(); 2];
+            blocks.fork(private, &mut out);
+            out[0].entries
+        };
+        // The last 12 pages of the first block.
+        let (start, len) = (START + 500 * PAGE_SIZE, 12 * PAGE_SIZE);
+        blocks.step(Kind::Advise { start, len, advice: MADV_DONTNEED });
+        let want = Entries { huge: 1, split: 500, single: 0 };
+        assert_eq!(entries(&mut blocks, &private), want);
+        // A further touch of the block, which has pages.
+        touch(&mut blocks, 505);
+        private.insert(START / PAGE_SIZE + 505);
+        assert_eq!(entries(&mut blocks, &private), Entries { single: 1, ..want });
+        // The same pages, and the second block.
+        blocks.step(Kind::Unmap { start, len: len + 512 * PAGE_SIZE });
+        private.remove(START / PAGE_SIZE + 500..START / PAGE_SIZE + 1024);
+        assert_eq!(entries(&mut blocks, &private), Entries { huge: 0, split: 500, single: 0 });
     }
 }
