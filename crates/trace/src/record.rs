@@ -31,7 +31,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::{Architecture, is_hidden};
+use crate::perf::{Architecture, is_hidden, is_unended};
 pub use around::AROUND_ON;
 use around::FaultAround;
 use huge::HugePages;
@@ -48,7 +48,7 @@ use survivors::Survivors;
 /// programs during the recording.
 pub const HUGE_ON: &str = "on for all programs";
 
-const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+pub(crate) const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
 /// perf.
@@ -335,7 +335,9 @@ impl Setup {
         if counts.user_faults + counts.kernel_faults == 0 {
             return Err(RecordError::NoFaults(file));
         }
-        let ended = (!status.success()).then(|| format!("the program ended with {status}"));
+        let unended = trace.header.notes.iter().any(|note| is_unended(note));
+        let ended = if unended { "perf" } else { "the program" };
+        let ended = (!status.success()).then(|| format!("{ended} ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
         header.thp = "off for the program".to_owned();
@@ -343,7 +345,8 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
-        let parts: Vec<_> = header.notes.iter().filter(|note| is_hidden(note)).cloned().collect();
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
         notes.extend(parts);
         notes.extend(trace.header.loss());
