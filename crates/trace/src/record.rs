@@ -331,12 +331,13 @@ impl Setup {
         drop(survivors);
         let trace = crate::read_watched(output, &mut until_signal(&mut read));
         let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
+        let unended = trace.header.notes.iter().find(|note| is_unended(note)).cloned();
         let counts = trace.summary();
         if counts.user_faults + counts.kernel_faults == 0 {
-            return Err(RecordError::NoFaults(file));
+            let killed = |note| RecordError::Perf(status, note);
+            return Err(unended.map_or(RecordError::NoFaults(file), killed));
         }
-        let unended = trace.header.notes.iter().any(|note| is_unended(note));
-        let ended = if unended { "perf" } else { "the program" };
+        let ended = if unended.is_some() { "perf" } else { "the program" };
         let ended = (!status.success()).then(|| format!("{ended} ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
