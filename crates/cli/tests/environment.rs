@@ -282,8 +282,8 @@ fn recording_of_a_killed_perf_is_read_up_to_its_last_record() {
     assert!(out.contains(note) && out.contains("records are read"), "{out}");
     let trace = read(Path::new(&file)).expect("a recording");
     assert!(trace.summary().user_faults > 10_000, "{}", trace.summary());
-    // The names of tracepoints come from this kernel. perf writes when a buffer is half full, so this
-    // program has many faults.
+    // The names of tracepoints come from this kernel. perf writes when a buffer is half full, so
+    // this program has many faults.
     let file = place.text("killed.fltrace");
     let code = "import mmap
 memory = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

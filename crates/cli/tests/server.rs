@@ -234,8 +234,8 @@ int main(void) {
 }
 "#;
 
-/// Compilers for dynamic programs of aarch64, one for glibc and one for musl, each with the directory
-/// of its loader.
+/// Compilers for dynamic programs of aarch64, one for glibc and one for musl, each with the
+/// directory of its loader.
 const CROSS: [(&str, &str); 2] =
     [("aarch64-linux-gnu-gcc", "/usr/aarch64-linux-gnu"), ("aarch64-linux-musl-gcc", "/")];
 
