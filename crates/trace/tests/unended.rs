@@ -85,7 +85,8 @@ fn bytes_after_the_last_record_are_omitted() {
     let made = Made::of_faults(VERSIONS[0]);
     let (whole, file) = (of(&made.file(Packing::None)).unwrap(), made.unended(Packing::None));
     // A record that perf has not written in whole, and blocks that the file system has not written.
-    for rest in [&made.records[..20], &[0; 8192], &[0xff; 100], &[0; 7]] {
+    for rest in [&made.records[..20], &[0; 8192], &[0xff; 100], &[0; 7], &[0, 0, 0, 0, 0, 0, 8, 0]]
+    {
         let trace = of(&[&file[..], rest].concat()).unwrap();
         assert_eq!(trace.events, whole.events);
         let part = format!("The last {} bytes, from offset {:#x} on,", rest.len(), file.len());
