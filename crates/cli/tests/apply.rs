@@ -151,21 +151,23 @@ fn run_becomes_the_program() {
     let place = Place::new();
     // The loop ends also if the signal does not arrive.
     let script = "trap 'exit 9' INT; echo $$; for i in $(seq 500); do sleep 0.01; done";
-    let mut run = place.run(&["--apply", "no-thp", "--", "sh", "-c", script]);
-    let mut child = run.stdout(Stdio::piped()).spawn().expect("it starts");
-    let mut first = String::new();
-    let mut output = BufReader::new(child.stdout.take().expect("piped"));
-    output.read_line(&mut first).expect("text");
-    assert_eq!(first.trim(), child.id().to_string());
-    common::send(&child, Signal::SIGINT);
-    assert_eq!(child.wait().expect("it ends").code(), Some(9));
-    let status = |script| {
-        let mut run = place.run(&["--apply", "no-thp", "--", "sh", "-c", script]);
-        run.status().expect("it starts")
-    };
-    assert_eq!(status("exit 7").code(), Some(7));
-    // The signal is the program's, not a status of 128 plus its number.
-    assert_eq!(status("kill -TERM $$").signal(), Some(15));
+    for advice in ["no-thp", "populate,prefault-ahead,huge-text"] {
+        let mut run = place.run(&["--apply", advice, "--", "sh", "-c", script]);
+        let mut child = run.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut first = String::new();
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        output.read_line(&mut first).expect("text");
+        assert_eq!(first.trim(), child.id().to_string());
+        common::send(&child, Signal::SIGINT);
+        assert_eq!(child.wait().expect("it ends").code(), Some(9));
+        let status = |script| {
+            let mut run = place.run(&["--apply", advice, "--", "sh", "-c", script]);
+            run.status().expect("it starts")
+        };
+        assert_eq!(status("exit 7").code(), Some(7));
+        // The signal is the program's, not a status of 128 plus its number.
+        assert_eq!(status("kill -TERM $$").signal(), Some(15));
+    }
 }
 
 #[test]

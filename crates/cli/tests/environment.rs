@@ -13,7 +13,7 @@ use made::{Made, Packing, VERSIONS};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -262,6 +262,55 @@ fn stream_is_read_from_standard_input() {
     let error = replay(&stream[..comm]).fails(2);
     assert!(error.contains("has no page fault") || error.contains("first event"), "{error}");
     assert!(error.contains("let perf record end before its reader"), "{error}");
+}
+
+/// The program kills perf, which then does not complete its file.
+#[test]
+fn recording_of_a_killed_perf_is_read_up_to_its_last_record() {
+    let place = Place::new();
+    let script = "for i in $(seq 600); do /bin/true; done; kill -KILL $PPID";
+    let note = "perf ended before it completed the file (it was killed, or its disk was full): ";
+    let file = place.text("killed.data");
+    let mut perf = Command::new("perf");
+    perf.args(["record", "-q", "-c", "1", "-d", "-e", "page-faults", "-o", &file, "--"]);
+    let ended = perf.args(["sh", "-c", script]).output();
+    if !ended.is_ok_and(|output| output.status.signal() == Some(9)) {
+        eprintln!("perf cannot record here: not tested");
+        return;
+    }
+    let out = Ran::of(&mut command(&["replay", &file])).succeeds();
+    assert!(out.contains(note) && out.contains("records are read"), "{out}");
+    let trace = read(Path::new(&file)).expect("a recording");
+    assert!(trace.summary().user_faults > 10_000, "{}", trace.summary());
+    // The names of tracepoints come from this kernel. perf writes when a buffer is half full, so
+    // this program has many faults.
+    let file = place.text("killed.fltrace");
+    let code = "import mmap
+memory = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for _ in range(16):
+    memory[::4096] = bytes(32768)
+    memory.madvise(mmap.MADV_DONTNEED)";
+    let record = |script: &str| {
+        let args = ["record", "-o", &file, "--", "sh", "-c", script, "sh", code];
+        Ran::of(&mut command(&args))
+    };
+    let ran = record("python3 -c \"$1\"; kill -KILL $PPID");
+    if ran.err.contains("this system cannot make a recording") {
+        eprintln!("no tracepoints here: not tested");
+        return;
+    }
+    assert_eq!(ran.code, Some(128 + 9), "{}", ran.err);
+    for part in [note, "perf ended with signal: 9", "are those of the running kernel"] {
+        assert!(ran.err.contains(part), "no {part:?} in {}", ran.err);
+    }
+    let trace = read(Path::new(&file)).expect("a recording");
+    assert!(trace.header.notes.iter().any(|it| it.starts_with(note)), "{:?}", trace.header.notes);
+    let summary = trace.summary();
+    assert!(summary.user_faults > 100_000 && summary.maps > 10, "{summary}");
+    // perf has written no fault at this time.
+    let error = record("kill -KILL $PPID").fails(1);
+    let start = "perf record ended with signal: 9 (SIGKILL) and no recording: perf ended before";
+    assert!(error.contains(start), "{error}");
 }
 
 /// Returns a program of 32 bits that ends at once.

@@ -106,25 +106,85 @@ fn daemons_are_counted_and_programs_get_no_descriptor() {
     });
 }
 
+/// Each resident page of the block is from a fault of the program, or populated by the helper. The
+/// faults of a thread do not include those of the helper.
 #[test]
-fn blocks_populated_ahead_are_counted() {
+fn bytes_populated_ahead_are_the_pages_without_a_fault() {
     let main = r#"
+    #include <sys/resource.h>
     #include <time.h>
+    static long faults(void) {
+        struct rusage usage;
+        getrusage(RUSAGE_THREAD, &usage);
+        return usage.ru_minflt;
+    }
+    static unsigned char states[64 << 8];
     int main(void) {
-        char *block = malloc(64 << 20);
-        struct timespec pause = { 0, 1000000 };
+        char *block = MAP(64 << 20);
+        struct timespec pause = { 0, 1000000 }, end = { 0, 200000000 };
+        long before = faults(), resident = 0;
         for (long at = 0; at < 16 << 20; at += 4096) {
             block[at] = 1;
             if (at % (64 << 10) == 0) nanosleep(&pause, 0);
         }
+        long faulted = faults() - before;
+        nanosleep(&end, 0);
+        if (mincore(block, 64 << 20, states)) return 6;
+        for (int i = 0; i < 64 << 8; i++) resident += states[i] & 1;
+        printf("%ld %ld\n", resident, faulted);
         return 5;
     }"#;
-    reported("prefault-ahead", main, |ran, lines| {
+    reported("prefault-ahead=4M,no-thp", main, |ran, lines| {
         assert_eq!(ran.code, Some(5));
         assert_eq!(values(lines, "watched_blocks"), [1]);
+        assert_eq!(values(lines, "unwatched_blocks"), [0]);
         let [bytes] = values(lines, "prefaulted_bytes")[..] else { panic!("{lines:?}") };
-        assert!(bytes > 1 << 20, "{bytes}");
-        assert!(ran.err.contains("    prefault-ahead: ") && ran.err.contains(" in 1 block\n"));
+        let [resident, faulted] = ran.out.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{}", ran.out)
+        };
+        let page = |text: &str| text.parse::<u64>().expect("a number");
+        assert!(bytes > 4 << 20, "{bytes}");
+        let (known, resident) = (bytes / 4096 + page(faulted), page(resident));
+        assert!(known.abs_diff(resident) <= 40, "{known} of {resident} pages");
+        let size = format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let line = format!("    prefault-ahead: {size} populated in 1 block\n");
+        assert!(ran.err.contains(&line), "{}", ran.err);
+    });
+}
+
+#[test]
+fn watched_blocks_are_counted_up_to_the_number_of_places() {
+    let main = r"
+    int main(void) {
+        static void *blocks[40];
+        for (int i = 0; i < 40; i++) blocks[i] = MAP(5 << 20);
+        for (int i = 0; i < 40; i++) munmap(blocks[i], 5 << 20);
+        for (int i = 0; i < 3; i++) blocks[i] = MAP(5 << 20);
+        return 5;
+    }";
+    reported("prefault-ahead", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "watched_blocks"), [35]);
+        assert_eq!(values(lines, "unwatched_blocks"), [8]);
+        let line = "    prefault-ahead: 8 blocks not watched, more than 32 at a time\n";
+        assert!(ran.err.contains(line), "{}", ran.err);
+        assert!(ran.err.contains(" in 35 blocks\n"), "{}", ran.err);
+    });
+}
+
+#[test]
+fn populated_files_are_counted() {
+    let main = r"int main(void) {
+        FILE *file = tmpfile();
+        if (!file || ftruncate(fileno(file), 8 << 20)) return 6;
+        for (int i = 0; i < 2; i++) mmap(0, 8 << 20, PROT_READ, MAP_SHARED, fileno(file), 0);
+        return 5;
+    }";
+    reported("populate-files=1M", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "populated_files"), [2]);
+        assert_eq!(values(lines, "populated_file_bytes"), [16 << 20]);
+        assert!(ran.err.contains("    populate-files: 2 mappings of 16.0 MiB\n"), "{}", ran.err);
     });
 }
 

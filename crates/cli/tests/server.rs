@@ -234,22 +234,16 @@ int main(void) {
 }
 "#;
 
+/// Compilers for dynamic programs of aarch64, one for glibc and one for musl, each with the
+/// directory of its loader.
+const CROSS: [(&str, &str); 2] =
+    [("aarch64-linux-gnu-gcc", "/usr/aarch64-linux-gnu"), ("aarch64-linux-musl-gcc", "/")];
+
 /// QEMU does not populate memory, but the calls of the library and their order are the same as on
-/// an aarch64 host.
+/// an aarch64 host. The emulated programs have pages of each size, and the host has pages of 4 KiB.
 #[test]
 fn preloaded_library_serves_programs_of_aarch64() {
     let place = Place::new();
-    let (source, program) = (place.file("blocks.c"), place.file("blocks"));
-    fs::write(&source, BLOCKS).expect("written");
-    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
-    compiler.args(["-O1", "-pthread", "-o", &program, &source, "-ldl"]);
-    match compiler.status() {
-        Err(_) => {
-            eprintln!("aarch64-linux-gnu-gcc is not installed: not tested");
-            return;
-        }
-        Ok(status) => assert!(status.success()),
-    }
     let library = place.file("preload.so");
     let advice = "populate=1M,prefault-ahead,huge-text";
     let printed =
@@ -257,22 +251,42 @@ fn preloaded_library_serves_programs_of_aarch64() {
     assert_eq!(fs::read(&library).expect("written")[18], ARM.machine);
     let error = ARM.run(&["run", "--apply", "populate", "--library", &library, "--", "/bin/true"]);
     assert!(error.fails(2).contains("made for another machine"));
-    let report = Report::new().expect("a directory");
-    let (name, value) = report.variable();
     let variables = printed.lines().filter_map(|line| line.strip_prefix("export "));
-    let mut run = Command::new("qemu-aarch64");
-    run.args(["-L", "/usr/aarch64-linux-gnu"]);
-    for variable in variables.filter(|variable| !variable.starts_with("LD_PRELOAD")) {
-        run.args(["-E", &variable.replace(['"', '\''], "")]);
+    let variables: Vec<_> = variables
+        .filter(|variable| !variable.starts_with("LD_PRELOAD"))
+        .map(|variable| variable.replace(['"', '\''], ""))
+        .collect();
+    let source = place.file("blocks.c");
+    fs::write(&source, BLOCKS).expect("written");
+    for (compiler, root) in CROSS {
+        let program = place.file(compiler);
+        let mut command = Command::new(compiler);
+        let built = command.args(["-O1", "-pthread", "-o", &program, &source, "-ldl"]).status();
+        let Ok(built) = built else {
+            eprintln!("{compiler} is not installed: not tested");
+            continue;
+        };
+        assert!(built.success(), "{compiler}");
+        for size in ["4096", "16384", "65536"] {
+            let report = Report::new().expect("a directory");
+            let (name, value) = report.variable();
+            let mut run = Command::new("qemu-aarch64");
+            run.args(["-L", root, "-p", size]);
+            for variable in &variables {
+                run.args(["-E", variable]);
+            }
+            run.args(["-E", &format!("{name}={}", value.display())]);
+            let ran = Ran::of(run.args(["-E", &format!("LD_PRELOAD={library}"), &program]));
+            let test = format!("{compiler}, pages of {size} bytes");
+            assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{test}: {}", ran.out);
+            let processes = report.read().expect("a report").processes;
+            // QEMU ignores `MADV_WIPEONFORK`, so the child can use the record of its parent.
+            let sum = |count| processes.iter().map(|process| process.count(count)).sum::<u64>();
+            assert!(sum(Count::PopulatedBlocks) >= 2, "{test}: {processes:?}");
+            // A block of 64 MiB in each process.
+            assert_eq!(sum(Count::WatchedBlocks), 2, "{test}: {processes:?}");
+        }
     }
-    run.args(["-E", &format!("{name}={}", value.display())]);
-    let ran = Ran::of(run.args(["-E", &format!("LD_PRELOAD={library}"), &program]));
-    assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{}", ran.out);
-    let processes = report.read().expect("a report").processes;
-    // QEMU ignores `MADV_WIPEONFORK`, so the child can use the record of its parent.
-    let sum = |count| processes.iter().map(|process| process.count(count)).sum::<u64>();
-    assert!(sum(Count::PopulatedBlocks) >= 2, "{processes:?}");
-    assert_eq!(sum(Count::WatchedBlocks), 2, "a block of 64 MiB in each process: {processes:?}");
 }
 
 /// Writes a recording of a host with pages of `size` bytes, with 300 faults.

@@ -2,14 +2,18 @@
 //!
 //! A mapping is populated if it has at least as many bytes as the variable
 //! `FAULTLESS_POPULATE_FILES` specifies, and no code. Without the variable, or if the kernel
-//! refuses, no page is populated. A part of the file that is not in the page cache is read.
+//! refuses, no page is populated. A part of the file that is not in the page cache is read. Pages
+//! after the end of the file cannot be populated, and the pages before are.
 
 use crate::environment::Size;
-use crate::{page, syscall};
+use crate::layout::{Count, Reason};
+use crate::{page, report, syscall};
 use core::ffi::c_int;
 
 /// The advice that populates pages for reading.
-const MADV_POPULATE_READ: c_int = 22;
+pub const MADV_POPULATE_READ: c_int = 22;
+/// The error of a page after the end of the file.
+const EFAULT: c_int = 14;
 /// For smaller mappings the call costs more than the faults.
 const LEAST: usize = 64 << 10;
 const PROT_READ: c_int = 1;
@@ -38,5 +42,12 @@ pub fn made(start: usize, bytes: usize) {
     // A mapping starts at a page, and its last page can be used in whole.
     let end = start + bytes.next_multiple_of(page::size());
     // SAFETY: the program has just mapped the pages, and populating for reading changes no byte.
-    let _ = unsafe { syscall::madvise(start, end - start, MADV_POPULATE_READ) };
+    match unsafe { syscall::madvise(start, end - start, MADV_POPULATE_READ) } {
+        Ok(()) => {
+            report::add(Count::PopulatedFiles, 1);
+            report::add(Count::PopulatedFileBytes, end - start);
+        }
+        Err(EFAULT) => {}
+        Err(code) => report::refuse(Reason::Files, code),
+    }
 }

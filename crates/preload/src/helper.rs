@@ -6,7 +6,7 @@
 use crate::ahead::{self, BUSY, Slot, Table, WATCHED};
 use crate::layout::{Count, Reason};
 use crate::populate::MADV_POPULATE_WRITE;
-use crate::{page, report, syscall};
+use crate::{page, report, residency, syscall};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -22,8 +22,6 @@ const LONGEST: u64 = 32_000;
 const CHECKED: u64 = 500_000;
 /// The largest part in bytes that is populated while a call of the program can wait.
 const PART: usize = 512 << 10;
-/// The number of pages of one `mincore`.
-const PAGES: usize = 512;
 
 /// Watches the blocks until the thread is not needed.
 pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
@@ -104,7 +102,7 @@ fn step(table: &Table, slot: &Slot) -> Found {
     let page = page::size();
     let [begin, end, before, front] = [&slot.begin, &slot.end, &slot.position, &slot.front]
         .map(|field| field.load(Ordering::Relaxed));
-    let position = resident(before, end, page);
+    let position = residency::first_absent_page(before, end);
     let (Some(position), true) = (position, front < end) else {
         held.end(table);
         return Found::Unchanged;
@@ -145,23 +143,6 @@ fn populate(from: usize, to: usize, begin: usize, page: usize) -> usize {
         at = if end == marker { marker + page } else { end };
     }
     at
-}
-
-/// Returns the first address from `start` whose page is not resident, or `end`. `None` if a part is
-/// not mapped.
-fn resident(start: usize, end: usize, page: usize) -> Option<usize> {
-    let mut pages = [0; PAGES];
-    let mut at = start;
-    while at < end {
-        let count = ((end - at) / page).min(PAGES);
-        let pages = pages.get_mut(..count)?;
-        syscall::mincore(at, pages, page).ok()?;
-        match pages.iter().position(|state| state & 1 == 0) {
-            Some(index) => return Some(at + index * page),
-            None => at += count * page,
-        }
-    }
-    Some(end)
 }
 
 /// A block that the program cannot change at this time.

@@ -12,7 +12,7 @@ pub const WORDS: usize = 32;
 /// The number of records, with the head. Further processes are counted in the head alone.
 pub const RECORDS: usize = 4096;
 /// The first word of a report.
-pub const MARK: u64 = u64::from_le_bytes(*b"faultls1");
+pub const MARK: u64 = u64::from_le_bytes(*b"faultls2");
 /// The word of the head with the number of claimed records.
 pub const CLAIMED: usize = 1;
 /// The word of a record with the identifier of the process.
@@ -47,6 +47,10 @@ pub enum Count {
     UnwatchedBlocks,
     /// Bytes that were populated ahead of their use.
     PrefaultedBytes,
+    /// Mappings of files that were populated.
+    PopulatedFiles,
+    /// Bytes in these mappings.
+    PopulatedFileBytes,
 }
 
 /// The reasons for which an operation was refused, by their words in the record. A word contains
@@ -55,7 +59,7 @@ pub enum Count {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The kernel does not collapse the text, and no copy is permitted.
-    Collapse = 14,
+    Collapse = 16,
     /// The text has private pages.
     Changed,
     /// Memory is accounted strictly.
@@ -82,6 +86,8 @@ pub enum Reason {
     Thread,
     /// The kernel does not copy the text of an opened library.
     Opened,
+    /// A mapping of a file was not populated.
+    Files,
 }
 
 /// `EINVAL`.
@@ -91,7 +97,7 @@ const NO_MEMORY: u32 = 12;
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Collapse,
         Self::Changed,
         Self::Accounting,
@@ -106,6 +112,7 @@ impl Reason {
         Self::Ahead,
         Self::Thread,
         Self::Opened,
+        Self::Files,
     ];
 
     /// Returns the name of the operation in `--apply`.
@@ -113,6 +120,7 @@ impl Reason {
         match self {
             Self::Populate => "populate",
             Self::Ahead | Self::Thread => "prefault-ahead",
+            Self::Files => "populate-files",
             _ => "huge-text",
         }
     }
@@ -165,6 +173,14 @@ impl Reason {
                     INVALID => "Linux 5.14 or newer is required",
                     NO_MEMORY => "raise the limit of the program's memory, or use a larger size",
                     _ => "permit madvise with MADV_POPULATE_WRITE (seccomp)",
+                },
+            ),
+            Self::Files => (
+                "the kernel has not populated a mapped file",
+                match code {
+                    INVALID => "Linux 5.14 or newer, and an ordinary file, are required",
+                    NO_MEMORY => "raise the limit of the program's memory, or use a larger size",
+                    _ => "permit madvise with MADV_POPULATE_READ (seccomp)",
                 },
             ),
             Self::Thread => (

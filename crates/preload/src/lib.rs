@@ -15,7 +15,8 @@
 //!
 //! The hooks of the program's calls are in [`allocator`] and [`mapping`], and [`dlsym`] detects new
 //! libraries. A hook of an allocation calls the original function first, and the operation follows.
-//! The program continues without a failed operation; [`report`] counts operations and failures.
+//! The program continues without a failed operation; [`report`] counts operations and failures, and
+//! [`warning`] prints failures.
 
 #![no_std]
 
@@ -36,12 +37,14 @@ pub mod next;
 pub mod page;
 pub mod populate;
 pub mod report;
+pub mod residency;
 pub mod start;
 pub mod symbols;
 pub mod syscall;
 pub mod text;
 pub mod thread;
 pub mod version;
+pub mod warning;
 
 // Tables of `core` for unwinding name this function, which code without unwinding never calls. The
 // symbol is hidden: a program with Rust's standard library in a shared object needs its own.

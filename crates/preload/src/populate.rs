@@ -6,7 +6,7 @@
 
 use crate::environment::{OFF, Size};
 use crate::layout::{Count, Reason};
-use crate::{ahead, page, report, syscall};
+use crate::{ahead, files, page, report, residency, syscall};
 use core::ptr;
 
 /// The advice that populates pages for writing.
@@ -28,13 +28,10 @@ pub fn from() -> usize {
 #[cold]
 pub fn block(start: usize, bytes: usize) {
     let (begin, end) = page::whole(start, bytes);
-    let page = page::size();
     if begin == end {
         return;
     }
-    let mut last = [0];
-    let known = syscall::mincore(end - page, &mut last, page).is_ok();
-    if known && last[0] & 1 != 0 {
+    if residency::is_resident(end - page::size()) {
         report::add(Count::ResidentBlocks, 1);
         return;
     }
@@ -49,21 +46,28 @@ pub fn block(start: usize, bytes: usize) {
     }
 }
 
-/// Populates one page, if an operation that populates is requested, and counts a refusal.
+/// Populates one page for each requested operation that populates, and counts refusals.
 pub fn probe() {
+    if from() != OFF {
+        populate_page(MADV_POPULATE_WRITE, Reason::Populate);
+    } else if ahead::from() != OFF {
+        populate_page(MADV_POPULATE_WRITE, Reason::Ahead);
+    }
+    if files::from() != OFF {
+        populate_page(files::MADV_POPULATE_READ, Reason::Files);
+    }
+}
+
+/// Populates a new page by `advice`. Counts a refusal for `reason`.
+fn populate_page(advice: i32, reason: Reason) {
     const PROT_READ_WRITE: i32 = 3;
     /// `MAP_PRIVATE` and `MAP_ANONYMOUS`.
     const MEMORY: i32 = 0x22;
-    let reason = match (from(), ahead::from()) {
-        (OFF, OFF) => return,
-        (OFF, _) => Reason::Ahead,
-        _ => Reason::Populate,
-    };
     let len = page::size();
     // SAFETY: the kernel chooses the place of the new memory, which no other code uses.
     let populated = unsafe {
         syscall::mmap(ptr::null_mut(), len, PROT_READ_WRITE, MEMORY, -1, 0).and_then(|memory| {
-            let populated = syscall::madvise(memory as usize, len, MADV_POPULATE_WRITE);
+            let populated = syscall::madvise(memory as usize, len, advice);
             let _ = syscall::munmap(memory as usize, len);
             populated
         })

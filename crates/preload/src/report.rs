@@ -5,9 +5,10 @@
 //! - The path of a file with the [layout](crate::layout) of a report. Each process counts its
 //!   operations in a record of the file, by a shared mapping: a process that is killed keeps its
 //!   counts. The library closes the file at once, so the program gets no descriptor.
-//! - The identifier of a process. A process with this identifier writes refused operations to
-//!   standard error before `main`. `faultless run` sets its own identifier, which the program
-//!   keeps. Programs that this process executes later write them, too, and children do not.
+//! - The identifier of a process. A process with this identifier prints [warnings](crate::warning)
+//!   about refused operations, before `main` and at its end. `faultless run` sets its own
+//!   identifier, which the program keeps. Programs that this process executes later print them,
+//!   too, and children do not.
 //!
 //! A forked child claims a record of its own at its first count: the number of the record is in
 //! memory that the kernel clears in the child (`MADV_WIPEONFORK`). A child that shares the memory
@@ -25,11 +26,8 @@ const MAP_SHARED: c_int = 1;
 /// `MAP_PRIVATE` and `MAP_ANONYMOUS`.
 const MEMORY: c_int = 0x22;
 const MADV_WIPEONFORK: c_int = 18;
-const STANDARD_ERROR: c_int = 2;
 /// The bits of an error code in the word of a reason.
 const CODE: u64 = 0xffff;
-/// The longest message in bytes.
-const MESSAGE: usize = 512;
 
 /// The record of a process.
 type Record = [AtomicU64; WORDS];
@@ -42,8 +40,7 @@ static SHARED: AtomicPtr<[Record; RECORDS]> = AtomicPtr::new(ptr::null_mut());
 /// claim.
 static OWN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// Reads the value of the variable. Returns whether this process reports refused operations on
-/// standard error.
+/// Reads the value of the variable. Returns whether this process prints warnings.
 pub fn start(value: &CStr) -> bool {
     if value.to_bytes().first() == Some(&b'/') {
         open(value);
@@ -124,49 +121,8 @@ pub fn refuse(reason: Reason, code: c_int) {
     let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
 }
 
-/// Writes each reason of this process to standard error, in one line.
-pub fn warn() {
-    for reason in Reason::ALL {
-        let word = record()[reason as usize].load(Ordering::Relaxed);
-        if word == 0 {
-            continue;
-        }
-        let code = (word & CODE) as u32;
-        let (why, remedy) = reason.text(code);
-        let mut message = Message { bytes: [0; MESSAGE], len: 0 };
-        for part in ["faultless: warning: ", reason.operation(), ": ", why] {
-            message.push(part.as_bytes());
-        }
-        if code != 0 {
-            message.push(b" (error ");
-            message.push_number(code);
-            message.push(b")");
-        }
-        for part in [": ", remedy, "\n"] {
-            message.push(part.as_bytes());
-        }
-        syscall::write(STANDARD_ERROR, message.bytes.get(..message.len).unwrap_or_default());
-    }
-}
-
-/// A message in parts. Parts that do not fit are lost.
-struct Message {
-    bytes: [u8; MESSAGE],
-    len: usize,
-}
-
-impl Message {
-    fn push(&mut self, part: &[u8]) {
-        if let Some(place) = self.bytes.get_mut(self.len..self.len + part.len()) {
-            place.copy_from_slice(part);
-            self.len += part.len();
-        }
-    }
-
-    fn push_number(&mut self, number: u32) {
-        if number >= 10 {
-            self.push_number(number / 10);
-        }
-        self.push(&[b'0' + (number % 10) as u8]);
-    }
+/// Returns the number of refusals of this process for a reason, and the last error code or 0.
+pub fn refusals(reason: Reason) -> (u64, u32) {
+    let word = record()[reason as usize].load(Ordering::Relaxed);
+    (word >> CODE.count_ones(), (word & CODE) as u32)
 }

@@ -1,6 +1,8 @@
-//! The start of the library, before the program's `main`.
+//! The start of the library, before the program's `main`, and its end.
 
-use crate::{ahead, allocator, dlsym, environment, mapping, populate, report, symbols, text};
+use crate::{
+    ahead, allocator, dlsym, environment, mapping, populate, report, symbols, text, warning,
+};
 use core::ffi::{CStr, c_char, c_int};
 
 /// The loader calls this function after it has loaded the program and the program's libraries.
@@ -26,6 +28,11 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     }
     if warns {
         populate::probe();
-        report::warn();
+        warning::start();
     }
 }
+
+/// The C library calls this function when the program returns from `main` or calls `exit`.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = warning::end;

@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 use core::ffi::{CStr, c_int, c_void};
+use core::ptr;
 use core::sync::atomic::AtomicU32;
 
 /// The numbers of the calls.
@@ -10,10 +11,12 @@ mod number {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
     pub const CLOSE: usize = 3;
+    pub const FSTAT: usize = 5;
     pub const LSEEK: usize = 8;
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
+    pub const SIGPROCMASK: usize = 14;
     pub const PREAD: usize = 17;
     pub const MREMAP: usize = 25;
     pub const MADVISE: usize = 28;
@@ -21,9 +24,11 @@ mod number {
     pub const FUTEX: usize = 202;
     pub const GETPID: usize = 39;
     pub const KILL: usize = 62;
+    pub const SIGTIMEDWAIT: usize = 128;
     pub const PRCTL: usize = 157;
     pub const EXIT_GROUP: usize = 231;
     pub const OPENAT: usize = 257;
+    pub const PPOLL: usize = 271;
     pub const PROCESS_VM_READV: usize = 310;
 }
 #[cfg(target_arch = "aarch64")]
@@ -34,6 +39,10 @@ mod number {
     pub const READ: usize = 63;
     pub const WRITE: usize = 64;
     pub const PREAD: usize = 67;
+    pub const PPOLL: usize = 73;
+    pub const FSTAT: usize = 80;
+    pub const SIGPROCMASK: usize = 135;
+    pub const SIGTIMEDWAIT: usize = 137;
     pub const PRCTL: usize = 167;
     pub const MUNMAP: usize = 215;
     pub const MREMAP: usize = 216;
@@ -135,14 +144,17 @@ pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Result<(), c_i
     checked(unsafe { call(number::MADVISE, [start, len, advice as usize, 0, 0, 0]) }).map(drop)
 }
 
-/// Writes into `resident` for each page from `start` whether the page is resident, in bit 0.
+/// Writes into `states` for each page of `len` bytes from `start` whether the page is resident, in
+/// bit 0.
 ///
 /// # Errors
 /// The error code of the kernel; a part of the range is not mapped.
-pub fn mincore(start: usize, resident: &mut [u8], page: usize) -> Result<(), c_int> {
-    let len = resident.len() * page;
+///
+/// # Safety
+/// `states` has a byte for each page.
+pub unsafe fn mincore(start: usize, len: usize, states: &mut [u8]) -> Result<(), c_int> {
     // SAFETY: the kernel writes one byte for each page.
-    checked(unsafe { call(number::MINCORE, [start, len, resident.as_mut_ptr() as usize, 0, 0, 0]) })
+    checked(unsafe { call(number::MINCORE, [start, len, states.as_mut_ptr() as usize, 0, 0, 0]) })
         .map(drop)
 }
 
@@ -253,12 +265,71 @@ pub fn size(file: c_int) -> Result<usize, c_int> {
     checked(unsafe { call(number::LSEEK, [file as usize, 0, SEEK_END, 0, 0, 0]) })
 }
 
-/// Writes bytes to a file in one call. A failed write has no effect.
+/// Returns the device and the inode of an open file.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn identity(file: c_int) -> Result<[u64; 2], c_int> {
+    // The first words of C's `struct stat`, which has at most 144 bytes.
+    let mut stat = [0_u64; 18];
+    // SAFETY: the kernel writes into the words.
+    checked(unsafe {
+        call(number::FSTAT, [file as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0])
+    })?;
+    Ok([stat[0], stat[1]])
+}
+
+/// Writes bytes to a file in one call, if the file accepts them at once. A failed write has no
+/// effect: the thread gets no `SIGPIPE` from a pipe without a reader, and no `SIGTTOU` from the
+/// terminal of another process group.
 pub fn write(file: c_int, bytes: &[u8]) {
-    // SAFETY: the kernel reads the bytes.
-    unsafe {
-        call(number::WRITE, [file as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]);
+    const PIPE: u64 = 1 << (13 - 1);
+    const TERMINAL: u64 = 1 << (22 - 1);
+    const BLOCK: usize = 0;
+    const SET: usize = 2;
+    let (signals, mut before) = (PIPE | TERMINAL, 0);
+    set_signals(BLOCK, signals, Some(&mut before));
+    if accepts(file) {
+        // SAFETY: the kernel reads the bytes.
+        let written = unsafe {
+            call(number::WRITE, [file as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0])
+        };
+        if checked(written).is_err() && before & PIPE == 0 {
+            take_signal(PIPE);
+        }
     }
+    set_signals(SET, before, None);
+}
+
+/// The size of a set of signals in bytes.
+const SIGNALS: usize = size_of::<u64>();
+
+/// Changes the blocked signals of the thread.
+fn set_signals(how: usize, signals: u64, before: Option<&mut u64>) {
+    let before = before.map_or(0, |before| ptr::from_mut(before) as usize);
+    let signals = &raw const signals as usize;
+    // SAFETY: the kernel reads and writes sets of signals.
+    unsafe { call(number::SIGPROCMASK, [how, signals, before, SIGNALS, 0, 0]) };
+}
+
+/// Removes a pending signal of the thread.
+fn take_signal(signals: u64) {
+    let time = [0_u64; 2];
+    let (signals, time) = (&raw const signals as usize, time.as_ptr() as usize);
+    // SAFETY: the kernel reads the set of signals and the time.
+    unsafe { call(number::SIGTIMEDWAIT, [signals, 0, time, SIGNALS, 0, 0]) };
+}
+
+/// Returns whether a write to the file does not wait.
+fn accepts(file: c_int) -> bool {
+    const POLLOUT: u32 = 4;
+    // C's `struct pollfd` for the descriptor: the results are in the upper half.
+    let mut request = [file as u32, POLLOUT];
+    let time = [0_u64; 2];
+    let arguments = [request.as_mut_ptr() as usize, 1, time.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: the kernel reads the time, and writes to the request.
+    unsafe { call(number::PPOLL, arguments) };
+    (request[1] >> 16) & POLLOUT != 0
 }
 
 /// Reads the next bytes of a file. Returns their number: 0 at the end.

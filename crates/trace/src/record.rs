@@ -31,7 +31,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::{Architecture, is_hidden};
+use crate::perf::{Architecture, is_hidden, is_unended};
 pub use around::AROUND_ON;
 use around::FaultAround;
 use huge::HugePages;
@@ -48,7 +48,7 @@ use survivors::Survivors;
 /// programs during the recording.
 pub const HUGE_ON: &str = "on for all programs";
 
-const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+pub(crate) const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 /// Bytes written to check whether a file system accepts more data: about the size of one write of
 /// perf.
@@ -331,11 +331,14 @@ impl Setup {
         drop(survivors);
         let trace = crate::read_watched(output, &mut until_signal(&mut read));
         let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
+        let unended = trace.header.notes.iter().find(|note| is_unended(note)).cloned();
         let counts = trace.summary();
         if counts.user_faults + counts.kernel_faults == 0 {
-            return Err(RecordError::NoFaults(file));
+            let killed = |note| RecordError::Perf(status, note);
+            return Err(unended.map_or(RecordError::NoFaults(file), killed));
         }
-        let ended = (!status.success()).then(|| format!("the program ended with {status}"));
+        let ended = if unended.is_some() { "perf" } else { "the program" };
+        let ended = (!status.success()).then(|| format!("{ended} ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
         header.thp = "off for the program".to_owned();
@@ -343,7 +346,8 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
-        let parts: Vec<_> = header.notes.iter().filter(|note| is_hidden(note)).cloned().collect();
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
         notes.extend(parts);
         notes.extend(trace.header.loss());

@@ -110,6 +110,18 @@ fn any_byte_of_a_stream_does_not_panic() {
 }
 
 #[test]
+fn any_byte_of_an_unended_file_does_not_panic() {
+    for (version, packing) in [(VERSIONS[0], Packing::None), (VERSIONS[2], Packing::First)] {
+        let file = Made::of_faults(version).unended(packing);
+        for at in 0..file.len() {
+            for value in [0, 0xff, file[at] ^ 0x10] {
+                survive(&changed(&file, &[(at, value)]));
+            }
+        }
+    }
+}
+
+#[test]
 fn truncated_file_is_rejected_with_its_offset() {
     for file in [FULL, PACKED] {
         for len in (0..file.len()).step_by(97) {
@@ -376,7 +388,8 @@ proptest! {
         cut in any::<usize>(),
     ) {
         let made = Made::new(VERSIONS[which]);
-        for bytes in [made.file(packing), made.stream(packing)] {
+        let unended = Made::of_faults(VERSIONS[which]).unended(packing);
+        for bytes in [made.file(packing), made.stream(packing), unended] {
             let changed = changed(&bytes, &changes);
             survive(&changed);
             survive(&changed[..cut % bytes.len()]);

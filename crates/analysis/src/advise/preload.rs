@@ -20,8 +20,8 @@ const VERSION: &[u8] = b"faultless-preload ";
 pub const AHEAD: &str = "FAULTLESS_PREFAULT_AHEAD";
 /// The variable that requests huge pages for text.
 pub const TEXT: &str = "FAULTLESS_HUGE_TEXT";
-/// The variable with the path of a report, or with the identifier of a process that reports refused
-/// operations on standard error.
+/// The variable with the path of a report, or with the identifier of a process that prints refused
+/// operations on standard error, at its start and at its end.
 pub const REPORT: &str = "FAULTLESS_REPORT";
 /// The variables that request operations.
 pub const VARIABLES: [&str; 4] = [BYTES, AHEAD, FILES, TEXT];

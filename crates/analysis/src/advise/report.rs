@@ -133,10 +133,16 @@ impl Process {
 
     /// Returns the bytes of all operations.
     pub fn bytes(&self) -> u64 {
-        [Count::CollapsedBytes, Count::CopiedBytes, Count::PopulatedBytes, Count::PrefaultedBytes]
-            .into_iter()
-            .map(|count| self.count(count))
-            .sum()
+        [
+            Count::CollapsedBytes,
+            Count::CopiedBytes,
+            Count::PopulatedBytes,
+            Count::PrefaultedBytes,
+            Count::PopulatedFileBytes,
+        ]
+        .into_iter()
+        .map(|count| self.count(count))
+        .sum()
     }
 }
 
@@ -151,7 +157,7 @@ mod tests {
     #[test]
     fn each_count_and_reason_has_its_own_word() {
         let mut words: Vec<_> = Reason::ALL.into_iter().map(|reason| reason as usize).collect();
-        words.extend(Count::CollapsedSegments as usize..=Count::PrefaultedBytes as usize);
+        words.extend(Count::CollapsedSegments as usize..=Count::PopulatedFileBytes as usize);
         words.sort_unstable();
         assert_eq!(words, (NAME + 2..NAME + 2 + words.len()).collect::<Vec<_>>());
         assert!(words.len() + NAME + 2 <= WORDS);

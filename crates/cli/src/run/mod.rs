@@ -123,7 +123,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         say!("faultless: no report: the advice does not use the preloaded library");
     }
     if effect.preload.any() {
-        // The library prints refused operations before the program starts.
+        // The library prints refused operations before the program starts, and at its end.
         command.env(REPORT, process::id().to_string());
     }
     Err(not_found(name, command.exec()))

@@ -18,7 +18,7 @@ const MOST: usize = 20;
 /// The largest number of names of processes without an operation.
 const NAMES: usize = 5;
 /// The counts in JSON lines: the operation, the name of the count, and its unit.
-const FIGURES: [(&str, &str, &str, Count); 11] = [
+const FIGURES: [(&str, &str, &str, Count); 13] = [
     ("huge-text", "collapsed_segments", "count", Count::CollapsedSegments),
     ("huge-text", "collapsed_bytes", "bytes", Count::CollapsedBytes),
     ("huge-text", "copied_segments", "count", Count::CopiedSegments),
@@ -30,6 +30,8 @@ const FIGURES: [(&str, &str, &str, Count); 11] = [
     ("prefault-ahead", "watched_blocks", "count", Count::WatchedBlocks),
     ("prefault-ahead", "unwatched_blocks", "count", Count::UnwatchedBlocks),
     ("prefault-ahead", "prefaulted_bytes", "bytes", Count::PrefaultedBytes),
+    ("populate-files", "populated_files", "count", Count::PopulatedFiles),
+    ("populate-files", "populated_file_bytes", "bytes", Count::PopulatedFileBytes),
 ];
 
 /// Runs the program `name`, and prints the report. Returns the exit status of the program.
@@ -90,13 +92,15 @@ fn lines(reported: &Reported, operations: &Operations) -> Vec<String> {
 }
 
 /// Returns the name of the memory for which a process had no operation.
-fn without(operations: &Operations) -> &'static str {
+fn without(operations: &Operations) -> String {
     let blocks = operations.populate.is_some() || operations.ahead.is_some();
-    match (blocks, operations.huge_text.is_some()) {
-        (true, true) => "large blocks and without text of 2 MiB",
-        (true, false) => "large blocks",
-        _ => "text of 2 MiB",
-    }
+    let names = [
+        (blocks, "large blocks"),
+        (operations.files.is_some(), "large mapped files"),
+        (operations.huge_text.is_some(), "text of 2 MiB"),
+    ];
+    let names = names.into_iter().filter(|(requested, _)| *requested);
+    names.map(|(_, name)| name).collect::<Vec<_>>().join(" and without ")
 }
 
 /// Returns a line for each requested operation with an effect, and for each reason of refusals.
@@ -133,6 +137,10 @@ fn of_process(process: &Process, operations: &Operations) -> Vec<String> {
         let number = counted(number, "block");
         lines.push(format!("prefault-ahead: {number} not watched, more than 32 at a time"));
     }
+    if let number @ 1.. = count(Count::PopulatedFiles) {
+        let (number, size) = (counted(number, "mapping"), mib(count(Count::PopulatedFileBytes)));
+        lines.push(format!("populate-files: {number} of {size}"));
+    }
     for refusal in process.refusals() {
         let (why, remedy) = refusal.reason.text(refusal.code);
         let code = match refusal.code {
@@ -152,6 +160,7 @@ fn write(json: &mut Json, process: &Process, operations: &Operations) -> Result<
     let requested = |operation: &str| match operation {
         "huge-text" => operations.huge_text.is_some(),
         "populate" => operations.populate.is_some(),
+        "populate-files" => operations.files.is_some(),
         _ => operations.ahead.is_some(),
     };
     for (operation, metric, unit, count) in FIGURES {

@@ -15,11 +15,17 @@ const START_US: u64 = 1000;
 const NAMES: usize = 5;
 
 const NARROW_NOTE: &str = "the kernel does not report the calls of 32-bit programs";
-const STOPPED_NOTE: &str = "the kernel stops the recording of a program that runs as another user";
+pub(super) const STOPPED_NOTE: &str =
+    "the kernel stops the recording of a program that runs as another user";
 
 /// Returns whether `note` is a note about a program of which a part is missing.
 pub(crate) fn is_hidden(note: &str) -> bool {
     [NARROW_NOTE, STOPPED_NOTE].iter().any(|start| note.starts_with(start))
+}
+
+/// Returns whether `note` is a note about a program without a fault.
+pub(super) fn is_stopped(note: &str) -> bool {
+    note.starts_with(STOPPED_NOTE)
 }
 
 /// A program that a process runs, from an `exec` to the next.

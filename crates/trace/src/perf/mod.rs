@@ -1,14 +1,14 @@
 //! Reads the `perf.data` files of stock `perf record`.
 //!
-//! Each step has a file: `pipe` converts a stream to a file; `scan` walks the raw file and rejects
-//! data that could make the parser allocate without bound, so that errors can name an offset;
-//! `packed` decompresses records;
-//! `format` reads the layouts of tracepoints in the file; `chains` collects call stacks, and
-//! `unwind` unwinds copies of stacks; `roles` determines the meaning of each perf event, and
-//! `architecture` the meaning of the numbers of calls; `import` converts the sorted records to a
-//! [`Trace`], `hidden` finds programs of which the kernel reports only a part, and `initial` adds
-//! the state of processes that ran before the recording. The `linux-perf-data` crate sorts and
-//! decodes the records.
+//! Each step has a file: `pipe` converts a stream to a file, and `unended` completes the file of a
+//! killed perf; `scan` walks the raw file and rejects data that could make the parser allocate
+//! without bound, so that errors can name an offset; `packed` decompresses records; `format` reads
+//! the layouts of tracepoints in the file; `chains` collects call stacks, and `unwind` unwinds
+//! copies of stacks; `roles` determines the meaning of each perf event, and `architecture` the
+//! meaning of the numbers of calls; `import` converts the sorted records to a [`Trace`], `hidden`
+//! finds programs of which the kernel reports only a part, and `initial` adds the state of
+//! processes that ran before the recording. The `linux-perf-data` crate sorts and decodes the
+//! records.
 //!
 //! # Events used
 //!
@@ -28,17 +28,21 @@ mod packed;
 mod pipe;
 mod roles;
 mod scan;
+mod unended;
 mod unwind;
 
 pub(crate) use architecture::Architecture;
 pub(crate) use hidden::is_hidden;
 pub(crate) use pipe::is_stream;
+pub(crate) use unended::is_unended;
 
 use crate::error::{Error, Place};
 use crate::event::Trace;
 use crate::resident::Snapshot;
 use crate::{STOPPED, Watch};
 use linux_perf_data::{Endianness, PerfFileReader, PerfFileRecord};
+use pipe::Stream;
+use scan::{Scan, Window};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Cursor, Read, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,14 +58,19 @@ const BUFFER: usize = 1 << 20;
 ///
 /// # Errors
 /// The bytes are not a `perf.data` file of x86-64 or aarch64 written by `perf record` to a file or
-/// a pipe, contain no page faults, or are truncated or corrupted.
+/// a pipe, contain no page faults, or are truncated or corrupted. The file of a killed perf is read
+/// up to the last whole record, with a note.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
-    if is_stream(bytes) {
-        let mut file = Cursor::new(Vec::new());
-        let stream = pipe::to_file(path, bytes, &mut file, &mut || true)?;
-        return stream.of(parse_whole(path, file.get_ref(), stream.is_cut()));
-    }
-    parse_whole(path, bytes, false)
+    let mut file = Cursor::new(Vec::new());
+    let scan = Scan { path, bytes: &bytes };
+    let stream = if is_stream(bytes) {
+        pipe::to_file(path, bytes, &mut file, &mut || true)?
+    } else if unended::lacks_end(&scan) {
+        unended::to_file(&scan, &mut file, unended::running_names, &mut || true)?
+    } else {
+        return parse_whole(path, bytes, false);
+    };
+    stream.of(parse_whole(path, file.get_ref(), stream.is_cut()))
 }
 
 /// Reads the file `bytes`, which lacks the end of the recording if `cut`.
@@ -78,6 +87,14 @@ pub(crate) fn parse_file(
     file: &File,
     watch: Watch<'_>,
 ) -> Result<Option<Trace>, Error> {
+    match Converted::of_unended(path, file, watch)? {
+        Some(converted) => converted.read(path, watch).map(Some),
+        None => parse_complete(path, file, watch),
+    }
+}
+
+/// Reads a complete file like [`parse_file`].
+fn parse_complete(path: &Path, file: &File, watch: Watch<'_>) -> Result<Option<Trace>, Error> {
     let plain = scan::check_file(path, file)?;
     plain.then(|| in_parts(path, file, None, watch)).transpose()
 }
@@ -89,19 +106,10 @@ pub(crate) fn parse_stream(
     source: impl Read,
     watch: Watch<'_>,
 ) -> Result<Trace, Error> {
-    let file = tempfile::tempfile().map_err(|error| Error::temporary(path, &error))?;
-    let mut sink = BufWriter::with_capacity(BUFFER, &file);
     let source = BufReader::with_capacity(BUFFER, source);
-    let stream = pipe::to_file(path, source, &mut sink, &mut || watch(0.0))?;
-    sink.flush().map_err(|error| Error::temporary(path, &error))?;
-    let read = parse_file(path, &file, watch).and_then(|trace| match trace {
-        Some(trace) => Ok(trace),
-        None => {
-            (&file).rewind().map_err(|error| Error::io(path, &error))?;
-            parse_whole(path, &crate::error::load_from(path, &file)?, stream.is_cut())
-        }
-    });
-    stream.of(read)
+    let converted =
+        Converted::new(path, |sink| pipe::to_file(path, source, sink, &mut || watch(0.0)))?;
+    converted.read(path, watch)
 }
 
 /// Reads the recording in `path` of processes that were `running` before. Reports progress to
@@ -113,8 +121,59 @@ pub(crate) fn read_live(
 ) -> Result<Trace, Error> {
     let file = crate::error::open(path)?;
     // perf compresses nothing without a request.
-    scan::check_file(path, &file)?;
-    in_parts(path, &file, Some(running), watch)
+    let mut read = |file: &File| {
+        scan::check_file(path, file)?;
+        in_parts(path, file, Some(running), watch)
+    };
+    match Converted::of_unended(path, &file, &mut |_| true)? {
+        Some(Converted { file, stream }) => stream.of(read(&file)),
+        None => read(&file),
+    }
+}
+
+/// A source in a temporary file.
+struct Converted {
+    file: File,
+    stream: Stream,
+}
+
+impl Converted {
+    /// Creates the file, which `convert` writes.
+    fn new(
+        path: &Path,
+        convert: impl FnOnce(&mut BufWriter<&File>) -> Result<Stream, Error>,
+    ) -> Result<Self, Error> {
+        let failed = |error| Error::temporary(path, &error);
+        let file = tempfile::tempfile().map_err(failed)?;
+        let mut sink = BufWriter::with_capacity(BUFFER, &file);
+        let stream = convert(&mut sink)?;
+        sink.flush().map_err(failed)?;
+        drop(sink);
+        Ok(Self { file, stream })
+    }
+
+    /// Converts `file` if perf has not completed it.
+    fn of_unended(path: &Path, file: &File, watch: Watch<'_>) -> Result<Option<Self>, Error> {
+        let bytes = Window::new(path, file)?;
+        let scan = Scan { path, bytes: &bytes };
+        let convert = |sink: &mut BufWriter<&File>| {
+            unended::to_file(&scan, sink, unended::running_names, &mut || watch(0.0))
+        };
+        unended::lacks_end(&scan).then(|| Self::new(path, convert)).transpose()
+    }
+
+    /// Reads the file.
+    fn read(&self, path: &Path, watch: Watch<'_>) -> Result<Trace, Error> {
+        let read = parse_complete(path, &self.file, watch).and_then(|trace| match trace {
+            Some(trace) => Ok(trace),
+            None => {
+                (&self.file).rewind().map_err(|error| Error::io(path, &error))?;
+                let bytes = crate::error::load_from(path, &self.file)?;
+                parse_whole(path, &bytes, self.stream.is_cut())
+            }
+        });
+        self.stream.of(read)
+    }
 }
 
 /// Reads the checked `file` in parts.

@@ -5,9 +5,10 @@
 //! layouts of tracepoints, and HEADER_FEATURE the contents of a feature section.
 //!
 //! [`to_file`] converts a stream to a file, which is read like every other file. The converted file
-//! contains each record of the stream at its place plus [`SHIFT`], so that errors can name the
-//! place in the stream.
+//! contains the records of the stream in one piece, so that errors can name the place in the
+//! stream.
 
+use super::hidden::is_stopped;
 use super::scan::{EVENT_DESC, HEADER, RECORD_COMPRESSED, RECORD_COMPRESSED2, attr_size, refused};
 use super::{damaged, format};
 use crate::error::{Error, Place};
@@ -18,14 +19,12 @@ use std::path::Path;
 
 /// The size of the header of a stream, in bytes.
 const PIPE_HEADER: u64 = 16;
-/// The distance between the place of a record in the stream and in the converted file, in bytes.
-const SHIFT: u64 = HEADER - PIPE_HEADER;
 /// The most events that a stream can describe. A recording has at most some dozens.
-const MAX_EVENTS: usize = 4096;
+pub(super) const MAX_EVENTS: usize = 4096;
 /// The most bytes that describe the events.
-const MAX_DESCRIPTION: usize = 64 << 20;
+pub(super) const MAX_DESCRIPTION: usize = 64 << 20;
 /// Records between two reports of progress.
-const BETWEEN: u64 = 1 << 16;
+pub(super) const BETWEEN: u64 = 1 << 16;
 
 const HEADER_ATTR: u32 = 64;
 /// The kind of the records that replace the layouts of tracepoints, which are not records.
@@ -39,7 +38,7 @@ const FIRST_OF_PERF: u32 = 64;
 /// EVENT_UPDATE records with this number have the name of an event.
 const UPDATE_NAME: u64 = 2;
 /// `PERF_TYPE_TRACEPOINT`.
-const TRACEPOINT: u32 = 2;
+pub(super) const TRACEPOINT: u32 = 2;
 const TRACING_DATA: u32 = 1;
 const BUILD_ID: u32 = 2;
 /// The end of the numbers of perf's features.
@@ -51,31 +50,40 @@ pub(crate) fn is_stream(start: &[u8]) -> bool {
     start.starts_with(b"PERFILE2") && size == Some(true)
 }
 
-/// A converted stream.
+/// A converted stream, or another source that was converted to a file.
 pub(super) struct Stream {
+    /// The place of the first record in the source. The converted file has this record after its
+    /// header.
+    pub(super) begin: u64,
     /// The end of the records in the converted file.
-    end: u64,
+    pub(super) end: u64,
     /// The note about records at the end that are missing.
-    cut: Option<String>,
+    pub(super) cut: Option<String>,
 }
 
 impl Stream {
-    /// Returns whether the stream ends within a record.
+    /// Returns whether the end of the source is missing.
     pub(super) fn is_cut(&self) -> bool {
         self.cut.is_some()
     }
 
-    /// Returns the result of reading the converted file with the places of the stream.
+    /// Returns the result of reading the converted file with the places of the source.
     pub(super) fn of(&self, read: Result<Trace, Error>) -> Result<Trace, Error> {
         let mut trace = read.map_err(|error| {
             let place = match error.place {
-                Place::Offset(at) if (HEADER..self.end).contains(&at) => Place::Offset(at - SHIFT),
+                Place::Offset(at) if (HEADER..self.end).contains(&at) => {
+                    Place::Offset(at - HEADER + self.begin)
+                }
                 Place::Offset(_) => Place::File,
                 other => other,
             };
             Error { place, ..error }
         })?;
-        trace.header.notes.extend(self.cut.clone());
+        if let Some(cut) = &self.cut {
+            // Faults of a program can be in the missing part.
+            trace.header.notes.retain(|note| !is_stopped(note));
+            trace.header.notes.push(cut.clone());
+        }
         Ok(trace)
     }
 }
@@ -98,22 +106,24 @@ pub(super) fn to_file(
     // The final header is known at the end.
     walk.write(&[0; HEADER as usize])?;
     let cut = walk.records(continues)?;
-    let (end, header) = (walk.at + SHIFT, walk.header);
+    let (end, header) = (walk.at - PIPE_HEADER + HEADER, walk.header);
     let kept = |error| Error::temporary(path, &error);
     sections(&header, end, sink).map_err(kept)?;
-    Ok(Stream { end, cut })
+    Ok(Stream { begin: PIPE_HEADER, end, cut })
 }
 
 /// The records that describe the events.
 #[derive(Default)]
-struct Description {
-    /// The attributes, each with the number of its identifiers and the identifiers.
-    attrs: Vec<(Vec<u8>, Vec<u8>)>,
+pub(super) struct Description {
+    /// The attributes, each with its identifiers.
+    pub(super) attrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// The names of events by identifier.
     names: HashMap<u64, Vec<u8>>,
-    features: BTreeMap<u32, Vec<u8>>,
+    /// The names of tracepoints by number, without those of the tracing data.
+    pub(super) tracepoints: HashMap<u64, String>,
+    pub(super) features: BTreeMap<u32, Vec<u8>>,
     /// The number of bytes of all fields.
-    size: usize,
+    pub(super) size: usize,
 }
 
 struct Walk<'a, R, W> {
@@ -305,7 +315,11 @@ impl<R: Read, W: Write> Walk<'_, R, W> {
 
 /// Writes the sections of the features after the records, which end at `end`, and the header of the
 /// file.
-fn sections(header: &Description, end: u64, sink: &mut (impl Write + Seek)) -> io::Result<()> {
+pub(super) fn sections(
+    header: &Description,
+    end: u64,
+    sink: &mut (impl Write + Seek),
+) -> io::Result<()> {
     let mut features = header.features.clone();
     features.insert(EVENT_DESC, event_desc(header));
     let mut words = [0_u64; 4];
@@ -335,7 +349,8 @@ fn event_desc(header: &Description) -> Vec<u8> {
     let described = header.features.get(&EVENT_DESC).map(|section| names(section));
     let described = described.unwrap_or_default();
     let tracepoints = header.features.get(&TRACING_DATA).map(|section| format::names(section));
-    let tracepoints = tracepoints.unwrap_or_default();
+    let mut tracepoints = tracepoints.unwrap_or_default();
+    tracepoints.extend(header.tracepoints.clone());
     let size = header.attrs.iter().map(|(attr, _)| attr.len()).max().unwrap_or(64);
     let mut section = Vec::new();
     section.extend((header.attrs.len() as u32).to_le_bytes());
@@ -396,4 +411,22 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 
 fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hidden::STOPPED_NOTE;
+    use super::*;
+
+    #[test]
+    fn missing_end_can_contain_the_faults_of_a_program() {
+        let notes = |cut: Option<&str>| {
+            let mut trace = Trace::default();
+            trace.header.notes = vec![format!("{STOPPED_NOTE} (setuid)"), "another".to_owned()];
+            let stream = Stream { begin: 16, end: 200, cut: cut.map(str::to_owned) };
+            stream.of(Ok(trace)).unwrap().header.notes
+        };
+        assert_eq!(notes(None).len(), 2);
+        assert_eq!(notes(Some("cut")), ["another", "cut"]);
+    }
 }

@@ -19,6 +19,22 @@ pub(super) enum Call {
     Madvise,
 }
 
+impl Call {
+    /// Returns the number of arguments, which a tracepoint of this call has.
+    fn arguments(self) -> usize {
+        match self {
+            Self::Brk => 1,
+            Self::Munmap => 2,
+            Self::Mprotect | Self::Madvise => 3,
+            Self::Mremap => 5,
+            Self::Mmap => ARGUMENTS,
+        }
+    }
+}
+
+/// The most arguments of a call.
+const ARGUMENTS: usize = 6;
+
 /// Commands that record every fault, and the use of their recordings.
 pub(super) const COMPLETE: &str = "record with `faultless record -- PROGRAM`; only recordings of \
      this command have figures of prefault. A recording of `perf record -c 1 -d -e page-faults \
@@ -121,11 +137,11 @@ fn meaning(
     };
     let number = |name: &str| Field { size: 4, ..known(name, 8) };
     let pid = |name: &str| Field { size: 4, ..known(name, 8) };
-    let args = || match layout {
+    let args = |count| match layout {
         Some(fields) if fields.len() > 1 && fields[1].0 != "args" => {
             fields[1..].iter().map(|(_, field)| *field).collect()
         }
-        _ => (0..6).map(|n| Field { offset: 16 + 8 * n, size: 8 }).collect(),
+        _ => (0..count).map(|n| Field { offset: 16 + 8 * n, size: 8 }).collect(),
     };
     let is = |prefix: &str| name.strip_prefix(prefix).map(str::to_owned);
     let the_call = |name: &str| CALLS.iter().find(|entry| entry.1 == name);
@@ -147,7 +163,7 @@ fn meaning(
         }
         "raw_syscalls:sys_enter" => {
             CALLS.iter().for_each(|(.., bit)| *recorded |= *bit);
-            Role::Enter { number: number("id"), args: args() }
+            Role::Enter { number: number("id"), args: args(ARGUMENTS) }
         }
         "raw_syscalls:sys_exit" => {
             exits.extend(CALLS.iter().map(|(call, ..)| *call));
@@ -155,10 +171,13 @@ fn meaning(
         }
         _ => {
             if let Some(call) = is("syscalls:sys_enter_") {
-                if let Some((.., bit)) = the_call(&call) {
+                let known = the_call(&call);
+                if let Some((.., bit)) = known {
                     *recorded |= *bit;
                 }
-                return Ok(Role::Enter { number: number("__syscall_nr"), args: args() });
+                // The samples of other calls are skipped.
+                let args = args(known.map_or(0, |(call, ..)| call.arguments()));
+                return Ok(Role::Enter { number: number("__syscall_nr"), args });
             }
             if let Some(call) = is("syscalls:sys_exit_") {
                 exits.extend(the_call(&call).map(|(call, ..)| *call));

@@ -27,6 +27,9 @@ const HARDWARE: &str = "holds a hardware trace (AUX), which is not understood. R
      without intel_pt and cs_etm";
 const LONG_ID: &str = "a build identifier of more than 20 bytes: the file is damaged; copy or \
      record it again";
+/// The reason for a file without a record.
+pub(super) const NO_RECORDS: &str = "the file has no records: perf record was killed, or its disk \
+     was full. Remedy: record again, and end perf record by Ctrl-C or SIGTERM";
 /// The remedy for a file whose sizes and counts do not fit.
 pub(super) const DAMAGED: &str = "the file is damaged; copy or record it again";
 const RECORD_AUXTRACE: u32 = 71;
@@ -37,7 +40,7 @@ const MISC_BUILD_ID: u16 = 1 << 14;
 /// The offset of the length of the build identifier in an MMAP2 record.
 pub(super) const BUILD_ID: u64 = 40;
 /// The smallest `perf_event_attr`.
-const MIN_ATTR: u64 = 64;
+pub(super) const MIN_ATTR: u64 = 64;
 /// A limit far above any kernel's `perf_event_attr`.
 const MAX_ATTR: u64 = 4096;
 
@@ -72,8 +75,7 @@ pub(super) fn check<'a>(path: &Path, bytes: &'a [u8], cut: bool) -> Result<Cow<'
 /// Checks like [`check`], for a file read in parts. Returns whether the file has no compressed
 /// records.
 pub(super) fn check_file(path: &Path, file: &File) -> Result<bool, Error> {
-    let len = file.metadata().map_err(|error| Error::io(path, &error))?.len();
-    let bytes = Window { file, len, part: RefCell::default() };
+    let bytes = Window::new(path, file)?;
     Ok(Scan { path, bytes: &bytes }.file()?.packed.is_empty())
 }
 
@@ -94,7 +96,7 @@ struct Place {
 }
 
 /// The bytes of a file, in memory or not.
-trait Bytes {
+pub(super) trait Bytes {
     fn len(&self) -> u64;
     /// Copies the bytes from `at` on, which are below the length.
     fn copy(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
@@ -112,11 +114,18 @@ impl Bytes for &[u8] {
 }
 
 /// A file, partly in memory.
-struct Window<'a> {
+pub(super) struct Window<'a> {
     file: &'a File,
     len: u64,
     /// The offset of the part in memory, and its bytes.
     part: RefCell<(u64, Vec<u8>)>,
+}
+
+impl<'a> Window<'a> {
+    pub(super) fn new(path: &Path, file: &'a File) -> Result<Self, Error> {
+        let len = file.metadata().map_err(|error| Error::io(path, &error))?.len();
+        Ok(Self { file, len, part: RefCell::default() })
+    }
 }
 
 impl Bytes for Window<'_> {
@@ -139,20 +148,20 @@ impl Bytes for Window<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct Section {
+pub(super) struct Section {
     /// The offset of this information in the file.
     told_at: u64,
-    offset: u64,
-    size: u64,
+    pub(super) offset: u64,
+    pub(super) size: u64,
 }
 
-struct Scan<'p, B> {
-    path: &'p Path,
-    bytes: &'p B,
+pub(super) struct Scan<'p, B> {
+    pub(super) path: &'p Path,
+    pub(super) bytes: &'p B,
 }
 
 impl<B: Bytes> Scan<'_, B> {
-    fn wrong<T>(&self, at: u64, reason: impl Into<String>) -> Result<T, Error> {
+    pub(super) fn wrong<T>(&self, at: u64, reason: impl Into<String>) -> Result<T, Error> {
         Err(Error::at(self.path, at, reason))
     }
 
@@ -164,7 +173,7 @@ impl<B: Bytes> Scan<'_, B> {
         }
     }
 
-    fn array<const N: usize>(&self, at: u64) -> Result<[u8; N], Error> {
+    pub(super) fn array<const N: usize>(&self, at: u64) -> Result<[u8; N], Error> {
         self.there(at, N as u64)?;
         let mut bytes = [0; N];
         let copied = self.bytes.copy(at, &mut bytes);
@@ -172,15 +181,15 @@ impl<B: Bytes> Scan<'_, B> {
         Ok(bytes)
     }
 
-    fn u32(&self, at: u64) -> Result<u32, Error> {
+    pub(super) fn u32(&self, at: u64) -> Result<u32, Error> {
         self.array(at).map(u32::from_le_bytes)
     }
 
-    fn u64(&self, at: u64) -> Result<u64, Error> {
+    pub(super) fn u64(&self, at: u64) -> Result<u64, Error> {
         self.array(at).map(u64::from_le_bytes)
     }
 
-    fn section(&self, told_at: u64) -> Result<Section, Error> {
+    pub(super) fn section(&self, told_at: u64) -> Result<Section, Error> {
         let section = Section { told_at, offset: self.u64(told_at)?, size: self.u64(told_at + 8)? };
         let end = section.offset.checked_add(section.size);
         if end.is_none_or(|end| end > self.bytes.len()) {
@@ -224,11 +233,7 @@ impl<B: Bytes> Scan<'_, B> {
         // perf before Linux 3.11 writes a table of event names here. EVENT_DESC has the names, too.
         self.section(56)?;
         if data.size == 0 {
-            return self.wrong(
-                data.told_at,
-                "the file has no records: perf record was killed, or its disk was full. Remedy: \
-                 record again, and end perf record by Ctrl-C or SIGTERM",
-            );
+            return self.wrong(data.told_at, NO_RECORDS);
         }
         let table = self.features(data, attrs)?;
         let packed = self.records(data)?;

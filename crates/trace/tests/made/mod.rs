@@ -89,7 +89,8 @@ const TRACING_DATA: u32 = 1;
 const EVENT_DESC: u32 = 12;
 
 /// IP, TID, TIME, ADDR, CPU, PERIOD and RAW.
-const FORMAT: u64 = 1 | 2 | 4 | 8 | 0x80 | 0x100 | 0x400;
+const FORMAT: u64 = 1 | 2 | 4 | 8 | 0x80 | 0x100 | RAW;
+const RAW: u64 = 0x400;
 const ID: u64 = 0x40;
 const IDENTIFIER: u64 = 0x1_0000;
 const CALLCHAIN: u64 = 0x20;
@@ -180,6 +181,21 @@ impl Made {
         made
     }
 
+    /// Returns the run as recorded by `perf record -c 1 -d -e page-faults`: without tracepoints.
+    pub fn of_faults(version: Version) -> Self {
+        let mut made = Self::new(version);
+        let (_, mut attr, id) = made.attrs.swap_remove(0);
+        // The software event of page faults, whose samples have no data.
+        attr[..16].copy_from_slice(&words(&[pair(1, version.attr as u32), 2]));
+        let format = u64::from_le_bytes(attr[24..32].try_into().expect("8 bytes")) & !RAW;
+        attr[24..32].copy_from_slice(&words(&[format]));
+        made.attrs = vec![("page-faults", attr, id)];
+        made.records = made.run_of_faults();
+        made.features.retain(|(feature, _)| ![TRACING_DATA, EVENT_DESC].contains(feature));
+        made.features.push((EVENT_DESC, made.event_desc()));
+        made
+    }
+
     /// Removes the features with these numbers.
     pub fn without(mut self, features: &[u32]) -> Self {
         self.features.retain(|(feature, _)| !features.contains(feature));
@@ -200,17 +216,7 @@ impl Made {
     /// Returns a sample of the event `which`. `raw` are the fields of the tracepoint, from offset 8
     /// on.
     fn sample(&self, which: usize, (pid, tid): (u32, u32), time: u64, raw: &[u64]) -> Vec<u8> {
-        let id = 501 + which as u64;
-        let ip = CODE + 0x123;
-        let mut fields = Vec::new();
-        if self.version.identifier {
-            fields.push(id);
-        }
-        fields.extend([ip, pair(pid, tid), time, 0]);
-        if !self.version.identifier {
-            fields.push(id);
-        }
-        fields.extend([0, 1]);
+        let mut fields = self.fields(which, (pid, tid), time, 0);
         if self.version.chains && which == 1 {
             fields.extend([3, USER, CODE + 0x10, CODE + 0x1020]);
         }
@@ -220,6 +226,22 @@ impl Made {
         let size = data.len() as u32 + 4;
         let body = [&words(&fields)[..], &size.to_le_bytes(), &data, &[0; 4]].concat();
         record(SAMPLE, 2, &body)
+    }
+
+    /// Returns the fields of a sample without its data.
+    fn fields(&self, which: usize, (pid, tid): (u32, u32), time: u64, address: u64) -> Vec<u64> {
+        let id = 501 + which as u64;
+        let ip = CODE + 0x123;
+        let mut fields = Vec::new();
+        if self.version.identifier {
+            fields.push(id);
+        }
+        fields.extend([ip, pair(pid, tid), time, address]);
+        if !self.version.identifier {
+            fields.push(id);
+        }
+        fields.extend([0, 1]);
+        fields
     }
 
     fn mapping(
@@ -264,6 +286,34 @@ impl Made {
             task(FORK, 101, 9_000),
             self.sample(3, parent, 9_500, &new_task),
             fault(child, 10_000, START, 7),
+            task(EXIT, 101, 11_000),
+            task(EXIT, 100, 12_000),
+            record(FINISHED_ROUND, 0, &[]),
+        ]
+        .concat()
+    }
+
+    /// Returns the records of the run without those of tracepoints.
+    fn run_of_faults(&self) -> Vec<u8> {
+        let exec = if self.version.comm_exec { 1 << 13 } else { 0 };
+        let name = [&words(&[pair(100, 100)])[..], &padded(b"app", 8)].concat();
+        let fault = |pid, time, address| {
+            record(SAMPLE, 2, &words(&self.fields(0, (pid, pid), time, address)))
+        };
+        let task = |kind, pid: u32, time: u64| {
+            let fields = words(&[pair(pid, 100), pair(pid, 100), time]);
+            record(kind, 0, &[fields, self.trailer(pid, pid, time)].concat())
+        };
+        [
+            record(COMM, 2 | exec, &[name, self.trailer(100, 100, 1_000)].concat()),
+            self.mapping(100, 2_000, (CODE, 0x2000), true, "/bin/app"),
+            fault(100, 3_000, CODE),
+            self.mapping(100, 5_000, (START, 0x4000), false, "//anon"),
+            fault(100, 7_000, START),
+            record(FINISHED_ROUND, 0, &[]),
+            fault(100, 8_000, START + 0x1000),
+            task(FORK, 101, 9_000),
+            fault(101, 10_000, START),
             task(EXIT, 101, 11_000),
             task(EXIT, 100, 12_000),
             record(FINISHED_ROUND, 0, &[]),
@@ -407,6 +457,17 @@ impl Made {
         let contents = self.features.iter().flat_map(|(_, contents)| contents.clone()).collect();
         [b"PERFILE2".to_vec(), words(&header), words(&ids), attrs, data, words(&table), contents]
             .concat()
+    }
+
+    /// Returns the file of a perf that was killed: the size of the records is 0, and no feature
+    /// follows the records.
+    pub fn unended(&self, packing: Packing) -> Vec<u8> {
+        let mut file = self.file(packing);
+        let word = |at| u64::from_le_bytes(*file[at..].first_chunk().expect("a header")) as usize;
+        let end = word(40) + word(48);
+        file.truncate(end);
+        file[48..56].fill(0);
+        file
     }
 
     /// Returns the stream that `perf record -o -` writes.
