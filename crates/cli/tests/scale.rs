@@ -120,7 +120,7 @@ fn too_long_warm_up_is_explained() {
     for (calls, says) in [
         ("16", "a CPU makes only 16 calls and faults, all of them in its warm-up"),
         ("17", "a CPU makes only 16 calls and faults, all of them in its warm-up"),
-        ("14", "all CPUs work together for only"),
+        ("15", "all CPUs work together for only"),
     ] {
         let error = faultless(&[&args[..], &[calls]].concat()).fails(1);
         let says = [says, "vma_mmap", "on 2 CPUs", "use a smaller --warm-up, or more work"];
