@@ -10,7 +10,7 @@ pub mod sizes;
 pub mod steady;
 pub mod subject;
 
-pub use steady::SteadyState;
+pub use steady::{SteadyState, WarmUp};
 pub use subject::{PROFILE, Ran, Subject};
 
 use crate::context::Context;
@@ -121,6 +121,7 @@ pub fn run(
     };
     for &policy in policies {
         let settings = settings.with_locking(policy);
+        let warm_up = warm_up.map(|calls| WarmUp { calls, optional: false });
         let mut first = None;
         for &cpus in counts {
             if stop::requested() {

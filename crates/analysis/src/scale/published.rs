@@ -5,6 +5,7 @@
 //! published change. Each CPU does less work than in the published runs, so that a table takes
 //! minutes on one CPU of the host.
 
+use super::steady::WarmUp;
 use super::subject::{Ran, Subject};
 use crate::context::Context;
 use crate::error::Error;
@@ -47,8 +48,9 @@ pub struct Row {
     pub subject: Arc<Subject>,
     /// Knobs.
     set: Vec<&'static str>,
-    /// Calls and faults of each CPU that the figures exclude: see [`steady`](super::steady).
-    pub warm_up: Option<u64>,
+    /// The excluded start of the run. If it leaves no steady state, the figures are those of the
+    /// whole run.
+    pub warm_up: Option<WarmUp>,
     /// The published figure, in operations per second.
     pub published: Option<f64>,
     /// The published ratio to the base, for rows without a published figure.
@@ -109,8 +111,8 @@ impl Row {
     }
 
     /// Measures the steady state after this number of calls and faults of each CPU.
-    fn after(self, warm_up: u64) -> Self {
-        Self { warm_up: Some(warm_up), ..self }
+    fn after(self, calls: u64) -> Self {
+        Self { warm_up: Some(WarmUp { calls, optional: true }), ..self }
     }
 
     fn published(self, published: Option<&Published>) -> Self {
@@ -281,10 +283,6 @@ fn rounds(workload: &str, order: &str, chunks: u64) -> (Vec<String>, u64) {
 fn vma(figures: &Known) -> Table {
     const ALL: &str = "CortenMM all threads";
     const CPUS: usize = 384;
-    /// The chunks of a CPU in each of two rounds, or half of the pairs of `mmap1`.
-    const CHUNKS: u64 = 64;
-    /// The same if hundreds of CPUs wait for a lock in each call, whose simulation takes long.
-    const LOCKED_CHUNKS: u64 = 8;
     let ends = |of: &str, from: &str, to: &str| {
         let [from, to] = [from, to].map(|end| figures.of(ALL, &format!("{end} {of}, adv"), CPUS));
         let of = |(from, to): (&Published, &Published)| {
@@ -315,7 +313,13 @@ fn vma(figures: &Known) -> Table {
             for (base, (label, locking)) in
                 [("per_vma", PER_VMA), ("speculative", SPECULATIVE)].into_iter().enumerate()
             {
-                let chunks = if cpus > 1 && base == 0 { LOCKED_CHUNKS } else { CHUNKS };
+                // The simulation of hundreds of CPUs that wait for each other takes long.
+                let chunks = match (workload, order) {
+                    _ if cpus == 1 => 64,
+                    ("vma_unmap", _) => 4,
+                    ("vma_mmap" | "vma_mmap_touch" | "vma_fault", "private") if base == 1 => 24,
+                    _ => 6,
+                };
                 let (params, calls) = rounds(workload, order, chunks);
                 let params: Vec<_> = params.iter().map(String::as_str).collect();
                 let label = format!("{workload}, {order}, {label}");
@@ -330,7 +334,7 @@ fn vma(figures: &Known) -> Table {
     Table {
         name: "vma",
         title: "mmap, munmap and faults on 384 CPUs (2 × EPYC 9965, CortenMM against Linux 6.13, 2025)",
-        differs: "the steady state: the second of two rounds over 64 chunks of 16 KiB per CPU, 8 under per_vma on 384 CPUs; mmap1: as many pairs; per_vma\nrepresents Linux; the published ratios are those of CortenMM (adv), of which only the smallest and the largest of all threads are known.",
+        differs: "the steady state: the second of two rounds over 4 to 64 chunks of 16 KiB per CPU, or as many pairs of mmap1; without a start-up, the whole\nrun; per_vma represents Linux; the published ratios are those of CortenMM (adv), of which only the smallest and the largest of all threads are known.",
         rows,
     }
 }

@@ -32,6 +32,15 @@ const LEAST: u64 = 2;
 /// Picoseconds in a second.
 const SECOND: f64 = 1e12;
 
+/// The start of a run that the figures exclude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmUp {
+    /// Calls and faults of each CPU.
+    pub calls: u64,
+    /// Whether a run without a steady window has figures of the whole run, and does not fail.
+    pub optional: bool,
+}
+
 /// The steady window of a run, besides its [`Sample`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteadyState {

@@ -2,7 +2,7 @@
 //! threads have a CPU each.
 
 use super::sizes;
-use super::steady::{self, SteadyState};
+use super::steady::{self, SteadyState, WarmUp};
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
@@ -120,14 +120,14 @@ impl Subject {
         self.run_after(None, profile, cpus, seed, settings)
     }
 
-    /// Runs the subject like [`run`](Self::run), and excludes the first `warm_up` calls and faults
-    /// of each CPU, if any, from the results: see [`steady`](super::steady).
+    /// Runs the subject like [`run`](Self::run), and excludes the warm-up, if any, from the results:
+    /// see [`steady`](super::steady).
     ///
     /// # Errors
-    /// The errors of [`run`](Self::run), or the run is too short for the warm-up.
+    /// The errors of [`run`](Self::run), or the run is too short for a required warm-up.
     pub fn run_after(
         self: &Arc<Self>,
-        warm_up: Option<u64>,
+        warm_up: Option<WarmUp>,
         profile: &Profile,
         cpus: usize,
         seed: u64,
@@ -142,7 +142,7 @@ impl Subject {
     /// Runs the subject on this thread.
     fn run_here(
         &self,
-        warm_up: Option<u64>,
+        warm_up: Option<WarmUp>,
         profile: &Profile,
         cpus: usize,
         seed: u64,
@@ -157,7 +157,7 @@ impl Subject {
                 let system = machine_for(profile, cpus, &workload, seed)?;
                 settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
                 if let Some(warm_up) = warm_up {
-                    system.measure_steady(cpus, warm_up);
+                    system.measure_steady(cpus, warm_up.calls);
                 }
                 let outcome = workload.run(&system).map_err(|error| failed(&error))?;
                 let mut context = Context::of(&workload, system.machine(), Some(settings));
@@ -165,8 +165,14 @@ impl Subject {
                 let Some(window) = system.steady() else {
                     return Ok((Ran::new(&system, Sample::of(&outcome)), context));
                 };
-                context.params.insert("warm_up".into(), window.warm_up.into());
-                let (sample, steady) = steady::results(doing(), &window, outcome.operations)?;
+                let (sample, steady) = match steady::results(doing(), &window, outcome.operations) {
+                    Ok(results) => results,
+                    Err(_) if warm_up.is_some_and(|warm_up| warm_up.optional) => {
+                        return Ok((Ran::new(&system, Sample::of(&outcome)), context));
+                    }
+                    Err(error) => return Err(error),
+                };
+                context.params.insert("warm_up".into(), steady.warm_up.into());
                 let ran = Ran::new(&system, sample);
                 Ok((Ran { steady: Some(steady), accounts: window.accounts, ..ran }, context))
             }

@@ -135,7 +135,7 @@ fn print(
         ];
         if steady {
             let steady = runs[at].as_ref().and_then(|ran| ran.steady);
-            cells.push(steady.map(start_up).unwrap_or_default());
+            cells.push(steady.map_or_else(|| "-".to_owned(), start_up));
         }
         cells.push(number(row.published));
         cells.push(of.published(at).map(show).unwrap_or_default());
@@ -143,7 +143,8 @@ fn print(
     }
     writeln!(out, "{table}")?;
     if steady {
-        writeln!(out, "{START_UP}")?;
+        let whole = "With `-`, the figures are those of the whole run: CPUs end their work before others make two calls.";
+        writeln!(out, "{START_UP} {whole}")?;
     }
     let profiles: BTreeSet<_> = of.rows.iter().map(|row| row.profile).collect();
     let profiles = profiles.into_iter().collect::<Vec<_>>().join(", ");
