@@ -35,7 +35,10 @@ run() {
     local begin=$SECONDS all=("$@" --profile 384-core --json "$lines")
     "$faultless" scale "${all[@]}" > /dev/null 2>&1 ||
         "$faultless" scale "${@:1:$#-2}" --profile 384-core --json "$lines" > /dev/null || { echo "failed: $*"; return; }
-    cat "$lines" >> "$output"
+    # Without the counters of the subsystem, and with the hottest lines of `speculative` only.
+    grep -v '"unit":"count"' "$lines" | grep -v 'locking=[pm].*"metric":"wait for' >> "$output"
+    grep -E '"metric":"(operations|faults|line_transfers|line_fetches|interrupts|steady_calls|start_up_calls|start_up_calls_min)"' \
+        "$lines" >> "$output"
     python3 - "$lines" "$((SECONDS - begin)) s" "$*" <<'END'
 import json, sys
 rows = {row["metric"]: row["value"] for row in map(json.loads, open(sys.argv[1]))}
