@@ -76,6 +76,59 @@ fn given_parameters_are_used() {
     assert!(out.succeeds().contains("more than the 192 CPUs of two-socket"));
 }
 
+/// The figures of the steady state exclude the start-up, in which CPUs conflict.
+#[test]
+fn warm_up_is_excluded_from_the_figures() {
+    let args = ["scale", "mmap1", "passes=100", "--cpus", "1,8", "--policies", "speculative"];
+    let run = |more: &[&str]| {
+        let ran = faultless(&[&args[..], &["--json", "-"], more].concat());
+        (ran.err.clone(), json_lines(&ran.succeeds()))
+    };
+    let steady = ["--warm-up", "100"];
+    let (text, lines) = run(&steady);
+    assert_eq!(run(&steady), (text.clone(), lines.clone()), "the same figures again");
+    assert!(text.contains("without the first 100 calls and faults of each CPU"), "{text}");
+    assert!(text.contains("start-up,") && text.contains("until the CPUs run at 90 %"), "{text}");
+    let figure = |lines: &[serde_json::Value], cpus: u64, metric| {
+        let of: Vec<_> = lines.iter().filter(|line| line["cpus"] == cpus).cloned().collect();
+        value(&of, "simulated-two-socket", "speculative", metric)
+    };
+    let (_, whole) = run(&[]);
+    let rate = |lines| figure(lines, 8, "operations_per_second").expect("a rate");
+    assert!(rate(&lines) > 1.05 * rate(&whole), "{} {}", rate(&lines), rate(&whole));
+    assert!(lines.iter().all(|line| line["params"]["warm_up"] == 100));
+    assert!(whole.iter().all(|line| line["params"].get("warm_up").is_none()));
+    for cpus in [1, 8] {
+        // Of 200 calls of each CPU, and all CPUs end at about the same time.
+        let calls = figure(&lines, cpus, "steady_calls").expect("counted") / cpus as f64;
+        assert!((50.0..=101.0).contains(&calls), "{cpus} CPUs: {calls}");
+        let wall = |lines| figure(lines, cpus, "wall_seconds").expect("a time");
+        assert!(wall(&lines) < 0.6 * wall(&whole), "{cpus} CPUs");
+        assert!(figure(&whole, cpus, "start_up_calls").is_none());
+    }
+    // The first calls fetch the lines of the space.
+    let first = figure(&lines, 1, "start_up_calls");
+    assert!(first.is_some_and(|calls| calls <= 4.0), "one CPU meets no other CPU: {first:?}");
+    let conflicts =
+        ["start_up_calls", "start_up_calls_min"].map(|metric| figure(&lines, 8, metric));
+    assert!(conflicts.into_iter().flatten().any(|calls| calls > 4.0), "{conflicts:?}");
+}
+
+#[test]
+fn too_long_warm_up_is_explained() {
+    let args = ["scale", "vma_mmap", "chunks=8", "passes=2", "--cpus", "2", "--warm-up"];
+    for (calls, says) in [
+        ("16", "a CPU makes only 16 calls and faults, all of them in its warm-up"),
+        ("17", "a CPU makes only 16 calls and faults, all of them in its warm-up"),
+        ("15", "all CPUs work together for only"),
+    ] {
+        let error = faultless(&[&args[..], &[calls]].concat()).fails(1);
+        let says = [says, "vma_mmap", "on 2 CPUs", "use a smaller --warm-up, or more work"];
+        assert!(says.iter().all(|said| error.contains(said)), "{calls}: {error}");
+    }
+    faultless(&[&args[..], &["8"]].concat()).succeeds();
+}
+
 #[test]
 fn every_bundled_recording_runs_with_its_recorded_faults() {
     for recording in recordings::all() {
@@ -253,6 +306,9 @@ fn wrong_arguments_are_explained() {
         (&["pft", "--profile", profile, "--plot", profile], "mine.toml"),
         (&["python", "--cpus", "4"], "one CPU for each thread"),
         (&["python", "size=4M"], "has no parameters"),
+        (&["python", "--warm-up", "4"], "no steady state"),
+        (&["pft", "--warm-up", "0"], "from 1 to"),
+        (&["--table", "vma", "--warm-up", "4"], "cannot be used with"),
         (&["page_fault1_churn", "mode=processes"], "threads"),
         (&[], "<WORKLOAD|RECORDING|--table <NAME>>"),
         (&["--table", "prefaults"], "prefault"),

@@ -8,8 +8,10 @@ mod stress;
 use core::sync::atomic::Ordering;
 use faultless::Locking;
 use faultless_native::{Config, Native};
+use std::collections::BTreeSet;
+use stress::pairs::arena::{Arena, POWERS};
 use stress::pairs::known::known;
-use stress::pairs::op::{Op, RW};
+use stress::pairs::op::{BOUNDARY, Op, RW};
 use stress::pairs::place::{Base, Relation};
 use stress::pairs::table::Kind;
 use stress::{Plan, Progress, Source, Thread};
@@ -52,7 +54,7 @@ fn an_outcome_without_an_order_is_detected() {
     *protect = Op::Protect(span, RW);
     let native = Native::new(Config::default()).unwrap();
     let judged = native.process().unwrap().run(|cpu| {
-        let hand = Thread(cpu);
+        let hand = Thread(cpu, case.whole());
         let orders = case.orders(&hand);
         Ok([&case, &wrong].map(|done| {
             let found = done.in_order(&hand, &[0, 1, 1]);
@@ -60,6 +62,18 @@ fn an_outcome_without_an_order_is_detected() {
         }))
     });
     assert_eq!(judged, Ok([true, false]));
+}
+
+#[test]
+fn drawn_cases_have_boundaries_of_every_power() {
+    let (source, locking) = (Source::Drawn, Locking::Speculative);
+    let plan = Plan { source, rounds: 0, seed: 3, locking, jitter: 0, prefault: 0 };
+    let powers: BTreeSet<_> = (0..400).map(|number| plan.case(number).power).collect();
+    assert!(powers.into_iter().eq(POWERS));
+    for power in POWERS {
+        let boundary = Arena::whole(power).addr(BOUNDARY);
+        assert_eq!(boundary.trailing_zeros(), power, "{boundary:#x}");
+    }
 }
 
 /// The numbers of SPECIFICATION.md, B16.

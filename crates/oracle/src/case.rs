@@ -3,6 +3,7 @@
 //! ```text
 //! # What it shows.
 //! set locking=speculative
+//! window 0x1fffc0000000
 //! mmap p3 5p read|write private|anonymous|fixed
 //! mmap p8 2p read shared|fixed object 1 4
 //! mremap p3 2p 2p maymove|fixed p40
@@ -10,11 +11,12 @@
 //! madvise p3 5p 4
 //! ```
 //!
-//! `p3` is the window's page 3, `p3+1000` 1000 bytes further, `5p` five pages; other addresses and
-//! lengths are bytes, in hexadecimal with `0x`. Flags are names or numbers, joined by `|`; `none`
-//! is 0.
+//! `window` is the start of the window, in front of all operations; without it, the middle of the
+//! window is 2^45. `p3` is the window's page 3, `p3+1000` 1000 bytes further, `5p` five pages;
+//! other addresses and lengths are bytes, in hexadecimal with `0x`. Flags are names or numbers,
+//! joined by `|`; `none` is 0.
 
-use crate::op::{OBJECTS, Op, PAGE, WINDOW, page};
+use crate::op::{OBJECTS, Op, PAGE, Window};
 use faultless::Setting;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -24,6 +26,8 @@ use std::str::FromStr;
 pub struct Case {
     /// `KNOB=VALUE`, each.
     pub settings: Vec<String>,
+    /// The place of the window.
+    pub window: Window,
     /// The operations.
     pub ops: Vec<Op>,
 }
@@ -55,8 +59,8 @@ const MAP: Names = &[
 ];
 const REMAP: Names = &[("maymove", 1), ("fixed", 2), ("dontunmap", 4)];
 
-fn addr(addr: u64) -> String {
-    match addr.checked_sub(WINDOW) {
+fn addr(addr: u64, window: Window) -> String {
+    match addr.checked_sub(window.start()) {
         Some(offset) if offset < 1 << 24 => match (offset / PAGE, offset % PAGE) {
             (page, 0) => format!("p{page}"),
             (page, within) => format!("p{page}+{within}"),
@@ -88,10 +92,15 @@ fn flags(names: Names, flags: u64) -> String {
     if text.is_empty() { "none".into() } else { text }
 }
 
-impl fmt::Display for Op {
+/// An operation in its window, as a line of a case.
+#[derive(Debug)]
+pub struct Line<'a>(pub &'a Op, pub Window);
+
+impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Map { addr: at, len: long, prot, flags: how, object } => {
+        let addr = |at| addr(at, self.1);
+        match *self.0 {
+            Op::Map { addr: at, len: long, prot, flags: how, object } => {
                 let (prot, how) = (flags(PROT, prot), flags(MAP, how));
                 write!(f, "mmap {} {} {prot} {how}", addr(at), len(long))?;
                 match object {
@@ -99,31 +108,31 @@ impl fmt::Display for Op {
                     None => Ok(()),
                 }
             }
-            Self::Unmap { addr: at, len: long } => write!(f, "munmap {} {}", addr(at), len(long)),
-            Self::Protect { addr: at, len: long, prot } => {
+            Op::Unmap { addr: at, len: long } => write!(f, "munmap {} {}", addr(at), len(long)),
+            Op::Protect { addr: at, len: long, prot } => {
                 write!(f, "mprotect {} {} {}", addr(at), len(long), flags(PROT, prot))
             }
-            Self::Remap { addr: at, len: long, new_len, flags: how, target } => {
+            Op::Remap { addr: at, len: long, new_len, flags: how, target } => {
                 let (how, target) = (flags(REMAP, how), addr(target));
                 write!(f, "mremap {} {} {} {how} {target}", addr(at), len(long), len(new_len))
             }
-            Self::Advise { addr: at, len: long, advice } => {
+            Op::Advise { addr: at, len: long, advice } => {
                 write!(f, "madvise {} {} {advice}", addr(at), len(long))
             }
-            Self::Resident { addr: at, len: long } => {
+            Op::Resident { addr: at, len: long } => {
                 write!(f, "mincore {} {}", addr(at), len(long))
             }
-            Self::Census => f.write_str("census"),
-            Self::Load { addr: at } => write!(f, "load {}", addr(at)),
-            Self::Store { addr: at, value } => write!(f, "store {} {value}", addr(at)),
-            Self::Fetch { addr: at } => write!(f, "fetch {}", addr(at)),
-            Self::Look => f.write_str("look"),
-            Self::Touch => f.write_str("touch"),
-            Self::Write { object, offset, value } => write!(f, "pwrite {object} {offset} {value}"),
-            Self::Truncate { object, pages } => write!(f, "ftruncate {object} {pages}"),
-            Self::Fork => f.write_str("fork"),
-            Self::Switch { process } => write!(f, "switch {process}"),
-            Self::Exit { process } => write!(f, "exit {process}"),
+            Op::Census => f.write_str("census"),
+            Op::Load { addr: at } => write!(f, "load {}", addr(at)),
+            Op::Store { addr: at, value } => write!(f, "store {} {value}", addr(at)),
+            Op::Fetch { addr: at } => write!(f, "fetch {}", addr(at)),
+            Op::Look => f.write_str("look"),
+            Op::Touch => f.write_str("touch"),
+            Op::Write { object, offset, value } => write!(f, "pwrite {object} {offset} {value}"),
+            Op::Truncate { object, pages } => write!(f, "ftruncate {object} {pages}"),
+            Op::Fork => f.write_str("fork"),
+            Op::Switch { process } => write!(f, "switch {process}"),
+            Op::Exit { process } => write!(f, "exit {process}"),
         }
     }
 }
@@ -131,12 +140,15 @@ impl fmt::Display for Op {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.settings.iter().try_for_each(|setting| writeln!(f, "set {setting}"))?;
-        self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
+        if self.window != Window::default() {
+            writeln!(f, "window {:#x}", self.window.start())?;
+        }
+        self.ops.iter().try_for_each(|op| writeln!(f, "{}", Line(op, self.window)))
     }
 }
 
-/// The words of a line, taken from the left.
-struct Words<'a>(std::str::SplitAsciiWhitespace<'a>);
+/// The words of a line, taken from the left, and the window of the case.
+struct Words<'a>(std::str::SplitAsciiWhitespace<'a>, Window);
 
 impl<'a> Words<'a> {
     fn next(&mut self, what: &str) -> Result<&'a str, String> {
@@ -157,7 +169,7 @@ impl<'a> Words<'a> {
         if number_of >= 1 << 16 {
             return Err(format!("`{word}` is outside the window"));
         }
-        Ok(page(number_of).wrapping_add(number(offset)?))
+        Ok(self.1.page(number_of).wrapping_add(number(offset)?))
     }
 
     fn len(&mut self) -> Result<u64, String> {
@@ -251,13 +263,22 @@ impl FromStr for Case {
         for (at, line) in text.lines().enumerate() {
             let wrong = |what: String| CaseError { line: at + 1, what };
             let line = line.split('#').next().unwrap_or("");
-            let mut words = Words(line.split_ascii_whitespace());
+            let mut words = Words(line.split_ascii_whitespace(), case.window);
             match words.0.next() {
                 None => continue,
                 Some("set") => {
                     let setting = words.next("KNOB=VALUE").map_err(wrong)?;
                     setting.parse::<Setting>().map_err(|error| wrong(error.to_string()))?;
                     case.settings.push(setting.into());
+                }
+                Some("window") => {
+                    let start = words.number("an address").map_err(wrong)?;
+                    let window = Window::at(start).filter(|_| case.ops.is_empty());
+                    case.window = window.ok_or_else(|| {
+                        wrong(format!(
+                            "`{start:#x}` is no page from 2^43 to 2^46, or follows an operation"
+                        ))
+                    })?;
                 }
                 Some(name) => case.ops.push(words.op(name).map_err(wrong)?),
             }
@@ -290,6 +311,8 @@ mod tests {
         assert_eq!(error("load p3x"), "line 1: `3x`: invalid digit found in string");
         assert_eq!(error("look up"), "line 1: `up` is superfluous");
         assert_eq!(error("pwrite 9 0 0"), "line 1: objects are 0 to 2");
+        assert!(error("window 0x100000000fff").starts_with("line 1: `0x100000000fff` is no page"));
+        assert!(error("look\nwindow 0x100000000000").contains("or follows an operation"));
         assert!(error("set warp=9").starts_with("line 1: no such knob"));
     }
 }

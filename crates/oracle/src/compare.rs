@@ -1,9 +1,9 @@
 //! Both sides, step by step.
 
-use crate::case::Case;
+use crate::case::{Case, Line};
 use crate::differences::{Context, DIFFERENCES, Then};
 use crate::linux::{Linux, LinuxError};
-use crate::op::{Op, Roster, SEEN_PAGES, page, with_last_looks};
+use crate::op::{Op, Roster, SEEN_PAGES, Window, with_last_looks};
 use crate::ours::{Ours, OursError};
 use crate::seen::{Area, NAMELESS, Outcome, Seen};
 use faultless::Setting;
@@ -45,6 +45,8 @@ pub struct Differs {
     pub step: usize,
     /// The operation.
     pub op: Op,
+    /// The window of the case.
+    pub window: Window,
     /// The process of the operation.
     pub process: usize,
     /// The VMAs before, on Linux.
@@ -70,14 +72,15 @@ impl Oracle {
     /// The host could not run it.
     pub fn run(&mut self, case: &Case) -> Result<Result<Agreement, Failure>, LinuxError> {
         let steps = with_last_looks(&case.ops);
-        let linux = self.linux.run(&steps)?;
-        let ran =
-            self.ours(&case.settings).and_then(|ours| Ok((ours.maps_ahead(), ours.run(&steps)?)));
+        let linux = self.linux.run(&steps, case.window)?;
+        let ran = self
+            .ours(&case.settings)
+            .and_then(|ours| Ok((ours.maps_ahead(), ours.run(&steps, case.window)?)));
         let (ahead, ours) = match ran {
             Ok(ran) => ran,
             Err(error) => return Ok(Err(Failure::Ours(error))),
         };
-        Ok(compare(&steps, linux, ours, ahead).map_err(Failure::Differs))
+        Ok(compare((&steps, case.window), linux, ours, ahead).map_err(Failure::Differs))
     }
 
     fn ours(&mut self, settings: &[String]) -> Result<&mut Ours, OursError> {
@@ -92,7 +95,7 @@ impl Oracle {
 }
 
 fn compare(
-    steps: &[Op],
+    (steps, window): (&[Op], Window),
     linux: Vec<Seen>,
     ours: Vec<Seen>,
     ahead: bool,
@@ -104,11 +107,13 @@ fn compare(
         let process = roster.doer(op);
         let before = areas.entry(process).or_default().clone();
         if linux != ours {
-            let context = Context { op, before: &before, linux: &linux, ours: &ours, ahead };
+            let context =
+                Context { op, window, before: &before, linux: &linux, ours: &ours, ahead };
             let known = DIFFERENCES.iter().position(|known| (known.applies)(&context));
             let Some(known) = known else {
                 let op = op.clone();
-                return Err(Box::new(Differs { step, op, process, before, linux, ours }));
+                let differs = Differs { step, op, window, process, before, linux, ours };
+                return Err(Box::new(differs));
             };
             agreement.known[known] += 1;
             if DIFFERENCES[known].then == Then::Stop {
@@ -126,12 +131,12 @@ fn compare(
 }
 
 /// A list of VMAs, one per line.
-struct Listing<'a>(&'a [Area]);
+struct Listing<'a>(&'a [Area], Window);
 
 impl fmt::Display for Listing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for area in self.0 {
-            let at = |addr: u64| (addr as i64 - page(0) as i64) >> 12;
+            let at = |addr: u64| (addr as i64 - self.1.start() as i64) >> 12;
             let bit = |bit, letter| if area.prot & bit != 0 { letter } else { '-' };
             let (r, w, x) = (bit(1, 'r'), bit(2, 'w'), bit(4, 'x'));
             let s = if area.shared { 's' } else { 'p' };
@@ -148,9 +153,9 @@ impl fmt::Display for Listing<'_> {
 
 impl fmt::Display for Differs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { step, op, process, before, linux, ours } = self;
-        writeln!(f, "step {step} (process {process}): {op}")?;
-        write!(f, "  before:\n{}", Listing(before))?;
+        let Self { step, op, window, process, before, linux, ours } = self;
+        writeln!(f, "step {step} (process {process}): {}", Line(op, *window))?;
+        write!(f, "  before:\n{}", Listing(before, *window))?;
         if linux.outcome != ours.outcome {
             match (&linux.outcome, &ours.outcome) {
                 (Outcome::Pages(linux), Outcome::Pages(ours)) => {
@@ -165,7 +170,7 @@ impl fmt::Display for Differs {
             }
         }
         if linux.areas != ours.areas {
-            let (linux, ours) = (Listing(&linux.areas), Listing(&ours.areas));
+            let [linux, ours] = [linux, ours].map(|seen| Listing(&seen.areas, *window));
             write!(f, "  Linux afterwards:\n{linux}  ours afterwards:\n{ours}")?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The intended differences between the subsystem and Linux, each with its reason. Every other
 //! difference is a fault of the subsystem.
 
-use crate::op::{Op, PAGE, WINDOW};
+use crate::op::{Op, PAGE, Window};
 use crate::seen::{Area, Outcome, Seen};
 use faultless::USER_END;
 
@@ -10,6 +10,8 @@ use faultless::USER_END;
 pub struct Context<'a> {
     /// The operation.
     pub op: &'a Op,
+    /// The window of the case.
+    pub window: Window,
     /// The VMAs before.
     pub before: &'a [Area],
     /// The result on Linux.
@@ -121,7 +123,7 @@ fn resident_but(context: &Context<'_>, may: fn(bool, &Area) -> bool) -> bool {
     };
     let start = match *context.op {
         Op::Resident { addr, .. } => addr,
-        _ => WINDOW,
+        _ => context.window.start(),
     };
     let fits = |linux: u8, at: u64| {
         let mut areas = context.before.iter();

@@ -1,8 +1,11 @@
 //! Random cases. Ranges often begin and end at the ends of earlier ranges, so that VMAs are split,
 //! merged, moved onto each other and grown into each other. Occasionally an argument is invalid.
+//!
+//! The [window](Window) of each case lies around a bound of 2 MiB, or of a larger power of two, at
+//! random. Some ranges are longer than the span of a page table, and include several bounds.
 
 use crate::case::Case;
-use crate::op::{FETCH, OBJECTS, Op, PAGE, PAGES, PROCESSES, SLOTS, page};
+use crate::op::{FETCH, OBJECTS, Op, PAGE, PAGES, PROCESSES, SLOTS, Window};
 use fastrand::Rng;
 
 /// The setting of half of the cases: with prefault, the present pages are not compared exactly.
@@ -10,6 +13,12 @@ const NOTHING_AHEAD: &str = "prefault_max_order=0";
 /// Further settings of cases; each setting usually has its default.
 const SETTINGS: [&str; 4] =
     ["locking=mmap_lock", "locking=per_vma", "anon_vma_check=early", "fault_around_pages=1"];
+
+/// One in this many mappings, unmappings and changes of permissions is longer than a page table
+/// covers.
+const LONG: u32 = 12;
+/// The span of a last-level page table.
+const TABLE: u64 = 2 << 20;
 
 const READ: u64 = 1;
 const WRITE: u64 = 2;
@@ -32,6 +41,7 @@ const DONTUNMAP: u64 = 4;
 #[derive(Debug)]
 pub struct Generator {
     rng: Rng,
+    window: Window,
     /// Pages at which ranges of this case began or ended.
     marks: Vec<u64>,
     stored: u64,
@@ -40,13 +50,15 @@ pub struct Generator {
 impl Generator {
     /// A generator.
     pub fn new(seed: u64) -> Self {
-        Self { rng: Rng::with_seed(seed), marks: Vec::new(), stored: 0 }
+        let (rng, window) = (Rng::with_seed(seed), Window::default());
+        Self { rng, window, marks: Vec::new(), stored: 0 }
     }
 
     /// A case of at most `longest` operations.
     pub fn case(&mut self, longest: usize) -> Case {
         self.marks.clear();
         self.stored = 0;
+        self.window = Window::random(|below| self.rng.u64(..below));
         let mut settings = Vec::new();
         if self.one_in(2) {
             settings.push(NOTHING_AHEAD.into());
@@ -57,7 +69,7 @@ impl Generator {
         let len = self.rng.usize(longest / 4..=longest);
         let mut ops = vec![self.map()];
         ops.extend((1..len).map(|_| self.op()));
-        Case { settings, ops }
+        Case { settings, window: self.window, ops }
     }
 
     fn one_in(&mut self, chances: u32) -> bool {
@@ -129,7 +141,17 @@ impl Generator {
     /// Returns a range in bytes, which is rarely invalid.
     fn bytes(&mut self) -> (u64, u64) {
         let (first, count) = self.range();
-        (self.wrong_addr(page(first)), self.wrong_len(count * PAGE))
+        (self.wrong_addr(self.window.page(first)), self.wrong_len(count * PAGE))
+    }
+
+    /// Returns a range in bytes that occasionally includes several bounds.
+    fn long_bytes(&mut self) -> (u64, u64) {
+        let (addr, len) = self.bytes();
+        if self.one_in(LONG) && (PAGE..PAGES * PAGE).contains(&len) {
+            (addr, len + self.rng.u64(1..=3) * TABLE)
+        } else {
+            (addr, len)
+        }
     }
 
     /// Returns `addr`, or occasionally a misaligned or foreign address.
@@ -176,7 +198,7 @@ impl Generator {
     }
 
     fn map(&mut self) -> Op {
-        let (addr, len) = self.bytes();
+        let (addr, len) = self.long_bytes();
         let prot = self.prot();
         let object = self.rng.u32(..100) < 40;
         let kind = if object {
@@ -191,6 +213,10 @@ impl Generator {
                 flags |= flag;
             }
         }
+        if len >= TABLE {
+            // The machines have memory for the window only.
+            flags &= !POPULATE;
+        }
         let object = object.then(|| {
             let first = if self.one_in(60) {
                 self.weighted(&[(1, (1 << 51) - 1), (1, (1 << 51) - 64), (1, (1 << 52) - 1)])
@@ -203,12 +229,12 @@ impl Generator {
     }
 
     fn unmap(&mut self) -> Op {
-        let (addr, len) = self.bytes();
+        let (addr, len) = self.long_bytes();
         Op::Unmap { addr, len }
     }
 
     fn protect(&mut self) -> Op {
-        let (addr, len) = self.bytes();
+        let (addr, len) = self.long_bytes();
         let more = self.weighted(&[(60, 0), (2, GROWSDOWN_PROT), (1, 1 << 25), (1, 8), (1, 16)]);
         Op::Protect { addr, len, prot: self.prot() | more }
     }
@@ -229,7 +255,7 @@ impl Generator {
             (1, DONTUNMAP),
             (1, 8),
         ]);
-        let target = page(self.range().0);
+        let target = self.window.page(self.range().0);
         let target = self.wrong_addr(target);
         Op::Remap { addr, len, new_len, flags, target }
     }
@@ -263,7 +289,7 @@ impl Generator {
     }
 
     fn slot(&mut self) -> u64 {
-        page(self.page()) + SLOTS[self.rng.usize(..SLOTS.len())]
+        self.window.page(self.page()) + SLOTS[self.rng.usize(..SLOTS.len())]
     }
 
     fn load(&mut self) -> Op {
@@ -280,7 +306,7 @@ impl Generator {
     }
 
     fn fetch(&mut self) -> Op {
-        Op::Fetch { addr: page(self.page()) + FETCH }
+        Op::Fetch { addr: self.window.page(self.page()) + FETCH }
     }
 
     fn write(&mut self) -> Op {

@@ -3,17 +3,14 @@
 //! Every operation consists of raw numbers, so that a case can contain every request of a program,
 //! including invalid requests. The process of each operation follows from the case: see [`Roster`].
 
+use std::ops::{Range, RangeInclusive};
+
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 /// The number of pages in which operations begin.
 pub const PAGES: u64 = 64;
-/// The window's first address. The middle of the window is the boundary of two top-level entries of
-/// the page tables, so moves within the window cross tables of every level.
-pub const WINDOW: u64 = 0x2000_0000_0000 - PAGES / 2 * PAGE;
 /// The number of checked pages: operations may reach beyond the window.
 pub const SEEN_PAGES: u64 = PAGES + 32;
-/// The range in which VMAs are compared. No other mappings are near.
-pub const NEAR: std::ops::Range<u64> = WINDOW - (1 << 26)..WINDOW + (1 << 26);
 /// The most processes of a case.
 pub const PROCESSES: usize = 4;
 /// The number of objects (files in memory) of a case. The last object is mapped through a read-only
@@ -28,9 +25,62 @@ pub const SLOTS: [u64; 3] = [0, 1000, PAGE - 8];
 /// The offset of fetched instructions in a page, which is never stored to.
 pub const FETCH: u64 = 2048;
 
-/// The address of page `page` of the window.
-pub const fn page(page: u64) -> u64 {
-    WINDOW + page * PAGE
+/// The powers of two whose multiples are bounds of a window: from the span of a last-level page
+/// table to a quarter of user space.
+pub const POWERS: RangeInclusive<u32> = 21..=45;
+/// The addresses of windows. Processes have no other mappings there.
+const PLACES: Range<u64> = 1 << 43..1 << 46;
+/// Bytes below and above the start of a window in which VMAs are compared.
+const NEAR: u64 = 1 << 26;
+
+/// The place of the window: the pages in which the operations of a case begin.
+///
+/// A space divides its VMAs and its page tables at *bounds*: multiples of 2 MiB. A window has a
+/// bound at one of its pages. The bound can be a multiple of a larger power of two, at which a
+/// larger part of the tree or of the tables ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window(u64);
+
+impl Default for Window {
+    /// Returns the window whose middle is the boundary of two top-level entries of the page tables,
+    /// so moves within the window cross tables of every level.
+    fn default() -> Self {
+        Self((1 << 45) - PAGES / 2 * PAGE)
+    }
+}
+
+impl Window {
+    /// Returns the window that starts at `start`; `None` if the address is no page of
+    /// [`PLACES`].
+    pub fn at(start: u64) -> Option<Self> {
+        (start.is_multiple_of(PAGE) && PLACES.contains(&start)).then_some(Self(start))
+    }
+
+    /// Returns a random window: page `below(PAGES)` is an odd multiple of a random one of
+    /// [`POWERS`]. `below` returns a random number below its argument.
+    pub fn random(mut below: impl FnMut(u64) -> u64) -> Self {
+        let powers = u64::from(POWERS.end() - POWERS.start()) + 1;
+        let power = POWERS.start() + below(powers) as u32;
+        // The first quarter of user space up to the end of the places.
+        let (low, high) = ((1 << 44) >> power, (1 << 46) >> power);
+        let bound = ((low + below(high - low)) | 1) << power;
+        Self(bound - below(PAGES) * PAGE)
+    }
+
+    /// The first address.
+    pub const fn start(self) -> u64 {
+        self.0
+    }
+
+    /// The address of page `page`.
+    pub const fn page(self, page: u64) -> u64 {
+        self.0 + page * PAGE
+    }
+
+    /// The range in which VMAs are compared.
+    pub const fn near(self) -> Range<u64> {
+        self.0 - NEAR..self.0 + NEAR
+    }
 }
 
 /// One operation of a case. Addresses and lengths are in bytes, flags are Linux's.
@@ -230,6 +280,22 @@ pub fn with_last_looks(ops: &[Op]) -> Vec<Op> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_have_bounds_of_every_power_at_every_page() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut found = std::collections::BTreeSet::new();
+        for _ in 0..40_000 {
+            let window = Window::random(|below| rng.u64(..below));
+            assert_eq!(Window::at(window.start()), Some(window));
+            let bounds = (0..PAGES).filter(|page| window.page(*page).is_multiple_of(2 << 20));
+            let bounds: Vec<_> = bounds.collect();
+            assert_eq!(bounds.len(), 1, "{window:?}");
+            found.insert((window.page(bounds[0]).trailing_zeros(), bounds[0]));
+        }
+        let all = POWERS.flat_map(|power| (0..PAGES).map(move |page| (power, page)));
+        assert!(all.eq(found));
+    }
 
     #[test]
     fn a_roster_follows_forks_switches_and_exits() {

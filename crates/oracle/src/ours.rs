@@ -5,7 +5,7 @@
 //! A process keeps its CPU, and thus its TLB, while it runs. The machine checks every access
 //! against law 1, and the audit runs at the end of each case.
 
-use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, page};
+use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, Window};
 use crate::seen::{self, Area, ELSEWHERE, NAMELESS, Outcome, Seen, digest, near};
 use faultless::{
     Access, Advice, Backing, Errno, Error, MapFlags, Object, PrivateCopies, Prot, RemapFlags,
@@ -60,12 +60,12 @@ impl Ours {
         self.native.vm().knobs().prefault_max_order() != 0
     }
 
-    /// Returns the observations of each of `steps`.
+    /// Returns the observations of each of `steps`, which concern `window`.
     ///
     /// # Errors
     /// [`OursError`]: each error is a fault of the subsystem.
-    pub fn run(&mut self, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
-        let ran = catch_unwind(AssertUnwindSafe(|| run(&self.native, steps)));
+    pub fn run(&mut self, steps: &[Op], window: Window) -> Result<Vec<Seen>, OursError> {
+        let ran = catch_unwind(AssertUnwindSafe(|| run(&self.native, steps, window)));
         ran.unwrap_or_else(|panic| {
             // A machine with a panic in the middle is unusable.
             let fresh = Self::new(&self.settings)?;
@@ -80,9 +80,9 @@ impl Ours {
 /// Linux's `EINVAL` for numbers outside the subsystem's types.
 const EINVAL: i32 = Errno::EINVAL.number();
 
-fn run(native: &Native, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
+fn run(native: &Native, steps: &[Op], window: Window) -> Result<Vec<Seen>, OursError> {
     let stopped = |error: Error| OursError::Stopped(error.to_string());
-    let mut case = Case { objects: Vec::new(), processes: Vec::new() };
+    let mut case = Case { window, objects: Vec::new(), processes: Vec::new() };
     case.processes.push(Some(native.process().map_err(stopped)?));
     let mut roster = Roster::default();
     let mut seen = Vec::with_capacity(steps.len());
@@ -129,6 +129,7 @@ fn run(native: &Native, steps: &[Op]) -> Result<Vec<Seen>, OursError> {
 
 /// A case under way.
 struct Case<'n> {
+    window: Window,
     objects: Vec<Shared<Object>>,
     /// All processes except the running process and the ended processes.
     processes: Vec<Option<Process<'n>>>,
@@ -163,7 +164,7 @@ impl<'n> Case<'n> {
                         space.mmap_object(cpu.cpu(), at, len, prot, flags, backing)
                     }
                 };
-                placed(cpu, mapped, len)
+                self.placed(cpu, mapped, len)
             }
             Op::Unmap { addr, len } => done(cpu.munmap(addr, len)),
             Op::Protect { addr, len, prot } => match bits(prot).map(Prot::from_bits_retain) {
@@ -173,7 +174,8 @@ impl<'n> Case<'n> {
             Op::Remap { addr, len, new_len, flags, target } => {
                 match bits(flags).and_then(RemapFlags::from_bits) {
                     Some(flags) => {
-                        placed(cpu, cpu.mremap(addr, len, new_len, flags, target), new_len)
+                        let moved = cpu.mremap(addr, len, new_len, flags, target);
+                        self.placed(cpu, moved, new_len)
                     }
                     None => Outcome::Refused(EINVAL),
                 }
@@ -190,7 +192,8 @@ impl<'n> Case<'n> {
             Op::Census => {
                 let mut vector = vec![u8::MAX; SEEN_PAGES as usize];
                 for (slot, number) in vector.iter_mut().zip(0..) {
-                    resident(cpu, page(number), PAGE, std::slice::from_mut(slot));
+                    let page = self.window.page(number);
+                    resident(cpu, page, PAGE, std::slice::from_mut(slot));
                 }
                 Outcome::Resident(0, vector)
             }
@@ -202,10 +205,12 @@ impl<'n> Case<'n> {
                 accessed(fetched.and_then(|()| cpu.touch(addr, Access::Execute)).map(|()| 0))
             }
             Op::Look => {
-                Outcome::Pages((0..SEEN_PAGES).map(|number| look(cpu, page(number))).collect())
+                let look = |number| look(cpu, self.window.page(number));
+                Outcome::Pages((0..SEEN_PAGES).map(look).collect())
             }
             Op::Touch => {
-                let touch = |number| cpu.touch(page(number) + FETCH, Access::Write).map(|()| 0);
+                let at = |number| self.window.page(number) + FETCH;
+                let touch = |number| cpu.touch(at(number), Access::Write).map(|()| 0);
                 Outcome::Pages(
                     (0..SEEN_PAGES).map(|number| touch(number).map_err(signal)).collect(),
                 )
@@ -229,6 +234,19 @@ impl<'n> Case<'n> {
             },
             Op::Switch { .. } | Op::Exit { .. } => Outcome::Done(0),
         })
+    }
+
+    /// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped
+    /// again.
+    fn placed(&self, cpu: &NativeCpu<'_, '_>, result: Result<u64, Error>, len: u64) -> Outcome {
+        match result {
+            Err(error) => Outcome::Refused(error.errno.number()),
+            Ok(addr) if near(addr, self.window) == ELSEWHERE => match cpu.munmap(addr, len) {
+                Ok(()) => Outcome::Done(ELSEWHERE),
+                Err(error) => Outcome::Refused(error.errno.number()),
+            },
+            Ok(addr) => Outcome::Done(addr),
+        }
     }
 
     fn write(&self, cpu: &NativeCpu<'_, 'n>, object: usize, offset: u64, value: u64) -> Outcome {
@@ -294,18 +312,6 @@ fn resident(cpu: &NativeCpu<'_, '_>, addr: u64, len: u64, vector: &mut [u8]) -> 
 
 fn done(result: Result<(), Error>) -> Outcome {
     result.map_or_else(|error| Outcome::Refused(error.errno.number()), |()| Outcome::Done(0))
-}
-
-/// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped again.
-fn placed(cpu: &NativeCpu<'_, '_>, result: Result<u64, Error>, len: u64) -> Outcome {
-    match result {
-        Err(error) => Outcome::Refused(error.errno.number()),
-        Ok(addr) if near(addr) == ELSEWHERE => match cpu.munmap(addr, len) {
-            Ok(()) => Outcome::Done(ELSEWHERE),
-            Err(error) => Outcome::Refused(error.errno.number()),
-        },
-        Ok(addr) => Outcome::Done(addr),
-    }
 }
 
 fn signal(signal: Signal) -> seen::Signal {

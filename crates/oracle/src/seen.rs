@@ -1,6 +1,6 @@
 //! The observations of a step, on either side, and their form in shared memory: words.
 
-use crate::op::NEAR;
+use crate::op::Window;
 use std::fmt;
 
 /// The address of an `mmap` or `mremap` far from the window: a free choice, not compared. Such a
@@ -61,8 +61,8 @@ pub struct Seen {
 }
 
 /// Returns the address returned by a call, if it is compared.
-pub fn near(addr: u64) -> u64 {
-    if NEAR.contains(&addr) { addr } else { ELSEWHERE }
+pub fn near(addr: u64, window: Window) -> u64 {
+    if window.near().contains(&addr) { addr } else { ELSEWHERE }
 }
 
 /// Combines words into one number, which depends on their order and position.

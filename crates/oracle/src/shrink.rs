@@ -2,7 +2,7 @@
 //! remaining operations are simplified.
 
 use crate::case::Case;
-use crate::op::{Op, PAGE, WINDOW};
+use crate::op::{Op, PAGE, Window};
 
 /// Makes `case`, which `fails`, as small as possible.
 pub fn shrink(case: &Case, mut fails: impl FnMut(&Case) -> bool) -> Case {
@@ -44,7 +44,7 @@ fn leave_out(least: &mut Case, fails: &mut impl FnMut(&Case) -> bool) {
 fn make_plainer(least: &mut Case, fails: &mut impl FnMut(&Case) -> bool) {
     for at in 0..least.ops.len() {
         let mut tried = 0;
-        while let Some(op) = plainer(&least.ops[at]).into_iter().nth(tried) {
+        while let Some(op) = plainer(&least.ops[at], least.window).into_iter().nth(tried) {
             let mut changed = least.clone();
             changed.ops[at] = op;
             if fails(&changed) {
@@ -58,19 +58,20 @@ fn make_plainer(least: &mut Case, fails: &mut impl FnMut(&Case) -> bool) {
 }
 
 /// Operations like `op` with less to them. Each is less than `op` by an order without end chains.
-fn plainer(op: &Op) -> Vec<Op> {
+fn plainer(op: &Op, window: Window) -> Vec<Op> {
     let mut all = Vec::new();
     // All variants with one flag removed.
     let fewer =
         |flags: u64| (0..64).map(move |bit| flags & !(1 << bit)).filter(move |&f| f != flags);
     let shorter = |len: u64| {
         // Intentionally invalid lengths become invalid by only a page.
-        let pages = if len < 1 << 20 { len / PAGE } else { 1 };
+        let pages = if len < 1 << 24 { len / PAGE } else { 1 };
         let ends = [1, pages / 2, pages.saturating_sub(1)].map(|pages| pages * PAGE);
         ends.into_iter().filter(move |&end| end != 0 && end < len)
     };
     let lower = |addr: u64| {
-        (addr > WINDOW && addr < WINDOW + (1 << 20) && addr.is_multiple_of(PAGE))
+        let start = window.start();
+        (addr > start && addr < start + (1 << 20) && addr.is_multiple_of(PAGE))
             .then(|| addr - PAGE)
             .into_iter()
     };
@@ -139,10 +140,11 @@ mod tests {
     #[test]
     fn only_failing_operations_remain() {
         let mut case = Generator::new(7).case(60);
-        case.ops.insert(case.ops.len() / 2, Op::Unmap { addr: WINDOW + 9 * PAGE, len: 20 * PAGE });
+        let (start, addr) = (case.window.start(), case.window.page(9));
+        case.ops.insert(case.ops.len() / 2, Op::Unmap { addr, len: 20 * PAGE });
         let culprit = |op: &Op| matches!(op, Op::Unmap { len, .. } if *len >= 5 * PAGE);
         let least = shrink(&case, |case| case.ops.iter().any(culprit));
         assert_eq!(least.settings, Vec::<String>::new());
-        assert_eq!(least.ops, [Op::Unmap { addr: WINDOW, len: 5 * PAGE }]);
+        assert_eq!(least.ops, [Op::Unmap { addr: start, len: 5 * PAGE }]);
     }
 }

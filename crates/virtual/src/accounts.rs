@@ -64,6 +64,19 @@ pub struct Accounts {
     pub interrupts: u64,
 }
 
+impl Accounts {
+    /// Returns the activity since `before`, an earlier state of the same CPUs.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            spent: core::array::from_fn(|on| self.spent[on] - before.spent[on]),
+            accesses: self.accesses - before.accesses,
+            transfers: self.transfers - before.transfers,
+            fetches: self.fetches - before.fetches,
+            interrupts: self.interrupts - before.interrupts,
+        }
+    }
+}
+
 impl core::ops::AddAssign for Accounts {
     fn add_assign(&mut self, other: Self) {
         self.spent.iter_mut().zip(other.spent).for_each(|(sum, part)| *sum += part);

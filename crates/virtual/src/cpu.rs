@@ -11,6 +11,7 @@ use crate::process::{File, Process, Virtual};
 use crate::profile::Time;
 use crate::rates::Operation;
 use crate::simulation::Meeting;
+use crate::window::Window;
 use core::fmt;
 use faultless::{Access, Advice, MapFlags, PAGE_SIZE, Prot, RemapFlags};
 use faultless_native::mmu::{PageSize, Translation};
@@ -242,6 +243,7 @@ impl<'a> VirtualCpu<'a> {
     /// Waits for another thread of the program, after `looks` checks. The wait grows with the
     /// number of checks.
     pub fn rest(&self, looks: u32) {
+        self.in_window(Window::wait);
         self.machine().simulation.rest(looks);
         self.poll();
     }
@@ -255,7 +257,22 @@ impl<'a> VirtualCpu<'a> {
     /// Sets whether subsequent work is excluded from the accounts: time passes without being
     /// accounted, and waits for lines add no heat. Returns the earlier setting.
     pub fn set_aside(&self, aside: bool) -> bool {
+        self.in_window(|window, cpu, now| window.set_aside(cpu, now, aside));
         self.machine().simulation.set_aside(aside)
+    }
+
+    /// Begins the work of this CPU in the [steady window](Virtual::measure_steady), if any.
+    pub fn begin_work(&self) {
+        self.in_window(Window::begin);
+    }
+
+    /// Ends the work of this CPU in the steady window.
+    pub fn end_work(&self) {
+        self.in_window(Window::end);
+    }
+
+    fn in_window(&self, change: impl FnOnce(&mut Window, usize, Time)) {
+        self.system.in_window(self.cpu.id(), change);
     }
 
     /// Returns the subsystem's counters of this CPU so far, by name.
@@ -276,10 +293,12 @@ impl<'a> VirtualCpu<'a> {
     /// Enters the kernel, at the cost `entry`, for an operation whose latency is recorded.
     fn serve<R>(&self, operation: Operation, entry: Time, what: impl FnOnce() -> R) -> R {
         let simulation = &self.machine().simulation;
+        self.in_window(Window::enter);
         let begin = simulation.now();
         simulation.spend(entry, Spent::Entry);
         let result = self.within(operation, what);
         simulation.completed(operation, begin);
+        self.in_window(Window::complete);
         result
     }
 

@@ -11,6 +11,7 @@
 //! - `machine`: the platform interface of the subsystem;
 //! - [`cpu`]: the accesses and calls of programs;
 //! - [`process`]: processes, runs, and their times;
+//! - [`window`]: the steady part of a run;
 //! - [`published`]: published figures of real machines.
 //!
 //! The subsystem is compiled a second time for this machine (`faultless-observed`), with atomics
@@ -49,6 +50,7 @@ pub mod published;
 pub mod rates;
 mod recent;
 mod simulation;
+pub mod window;
 
 pub use accounts::{Accounts, Spent};
 pub use cpu::{Idle, Stop, ThreadStreams, VirtualCpu};
@@ -58,3 +60,4 @@ pub use machine::VirtualMachine;
 pub use process::{Config, File, HotPlace, Process, Virtual};
 pub use profile::{Number, Profile, ProfileError};
 pub use simulation::Meeting;
+pub use window::Steady;

@@ -12,7 +12,8 @@ use crate::machine::VirtualMachine;
 use crate::profile::{Profile, Time};
 use crate::rates::{Operation, Rates};
 use crate::simulation::Simulation;
-use core::cell::Cell;
+use crate::window::{Moment, Steady, Window};
+use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::marker::PhantomData;
 use faultless_native::{Memory, TlbStats};
@@ -50,6 +51,8 @@ pub struct Virtual {
     vm: Box<Vm<VirtualMachine>>,
     rates: Rates,
     profile: String,
+    /// The steady window of the next run, or of the last.
+    window: RefCell<Option<Window>>,
     one_thread: PhantomData<*const ()>,
 }
 
@@ -151,7 +154,7 @@ impl Virtual {
         let vm = Box::new(vm);
         simulation.made_one(&*vm, "Vm");
         let (rates, profile) = (Rates::new(profile), profile.name.clone());
-        Ok(Self { vm, rates, profile, one_thread: PhantomData })
+        Ok(Self { vm, rates, profile, window: RefCell::new(None), one_thread: PhantomData })
     }
 
     /// Returns the name of its profile.
@@ -321,6 +324,32 @@ impl Virtual {
             }) as Box<dyn FnOnce() -> R + '_>
         });
         self.machine().simulation.run(bodies.collect())
+    }
+
+    /// Measures the following run in its steady window: the time in which all of the first `cpus`
+    /// CPUs [work](VirtualCpu::begin_work), each after `warm_up` calls and faults. Only waits and
+    /// times of operations in this window are recorded.
+    pub fn measure_steady(&self, cpus: usize, warm_up: u64) {
+        self.window.replace(Some(Window::new(cpus, warm_up)));
+        self.machine().simulation.set_recording(false);
+    }
+
+    /// Returns the counts of the steady window, if one was [requested](Self::measure_steady).
+    pub fn steady(&self) -> Option<Steady> {
+        self.window.borrow().as_ref().map(Window::steady)
+    }
+
+    /// Applies `change` to the steady window, if any, at the time of the running CPU `cpu`.
+    pub(crate) fn in_window(&self, cpu: CpuId, change: impl FnOnce(&mut Window, usize, Time)) {
+        let mut window = self.window.borrow_mut();
+        let Some(window) = &mut *window else { return };
+        let simulation = &self.machine().simulation;
+        change(window, cpu.index(), simulation.now());
+        if window.is_due() {
+            let counters = simulation.unobserved(|| self.counters());
+            window.turn(Moment { at: simulation.now(), accounts: self.accounts(), counters });
+            simulation.set_recording(window.is_open());
+        }
     }
 
     /// Returns the activity of all CPUs so far.

@@ -162,6 +162,18 @@ static WATCH: Watch = Watch {
     },
 };
 
+/// Runs `what` with `simulation` as the current one, or with none.
+fn with_current<R>(simulation: *const Simulation, what: impl FnOnce() -> R) -> R {
+    struct Restore(*const Simulation);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CURRENT.set(self.0);
+        }
+    }
+    let _restore = Restore(CURRENT.replace(simulation));
+    what()
+}
+
 fn current<'a>() -> Option<&'a Simulation> {
     // SAFETY: the current simulation is alive: `enter` sets the pointer, and resets it before the
     // simulation's borrow ends.
@@ -187,6 +199,8 @@ pub(crate) struct Simulation {
     random: Cell<u64>,
     seeded: bool,
     turns: Cell<u64>,
+    /// Whether waits for lines and times of operations are recorded.
+    recording: Cell<bool>,
 }
 
 impl Simulation {
@@ -209,19 +223,23 @@ impl Simulation {
             random: Cell::new(seed ^ 0x9e37_79b9_7f4a_7c15),
             seeded: seed != 0,
             turns: Cell::new(0),
+            recording: Cell::new(true),
         }
     }
 
     /// Runs `what` with this simulation as the current one, which receives the accesses.
     pub(crate) fn enter<R>(&self, what: impl FnOnce() -> R) -> R {
-        struct Restore(*const Simulation);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0);
-            }
-        }
-        let _restore = Restore(CURRENT.replace(self));
-        what()
+        with_current(self, what)
+    }
+
+    /// Runs `what` without a current simulation: its accesses take no time and move no line.
+    pub(crate) fn unobserved<R>(&self, what: impl FnOnce() -> R) -> R {
+        with_current(ptr::null(), what)
+    }
+
+    /// Sets whether waits for lines and times of operations are recorded.
+    pub(crate) fn set_recording(&self, recording: bool) {
+        self.recording.set(recording);
     }
 
     /// Returns the number of sockets.
@@ -427,7 +445,7 @@ impl Simulation {
 
     /// Records an operation of the running CPU that began at `begin`.
     pub(crate) fn completed(&self, operation: Operation, begin: Time) {
-        if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get()) {
+        if let Some(cpu) = self.clock().filter(|cpu| !cpu.aside.get() && self.recording.get()) {
             self.log.took(operation, cpu.now.get() - begin);
         }
     }
@@ -473,7 +491,7 @@ impl Simulation {
             } else {
                 cpu.wait_until(done, Spent::Lines);
             }
-            if moved.from_cpu && !cpu.aside.get() {
+            if moved.from_cpu && !cpu.aside.get() && self.recording.get() {
                 lines.waited(id, at, done - now);
             }
             return id;

@@ -87,6 +87,55 @@ fn run(cpus: usize, seed: u64, settings: &[&str]) -> Run {
     result
 }
 
+/// A steady window changes neither the course of a run nor its figures. The calls, times and waits
+/// of the window are a part of those of the run.
+#[test]
+fn steady_window_does_not_disturb_the_run() {
+    const CPUS: usize = 4;
+    let run = |warm_up: Option<u64>| {
+        let system = system(CPUS, 0, &["prefault_max_order=0"]);
+        let process = system.process().unwrap();
+        if let Some(warm_up) = warm_up {
+            system.measure_steady(CPUS, warm_up);
+        }
+        let body = |cpu: &mut VirtualCpu<'_>, number| {
+            cpu.begin_work();
+            let took = churn(cpu, number).unwrap();
+            cpu.end_work();
+            took
+        };
+        let took = system.run(CPUS, |_| &process, body);
+        let waited: u64 = system.hottest(usize::MAX).iter().map(|place| place.waited).sum();
+        let times = Operation::ALL.map(|operation| system.latencies(operation).len() as u64);
+        let all = (took, system.accounts(), system.counters());
+        (all, waited, times.iter().sum::<u64>(), system.steady())
+    };
+    let (plain, waited, calls, none) = run(None);
+    assert_eq!(none, None);
+    // Each CPU makes more than 60 calls and faults.
+    let (all, steady_waited, steady_calls, steady) = run(Some(20));
+    assert_eq!(all, plain);
+    let steady = steady.unwrap();
+    assert_eq!((steady.all_calls, steady.calls), (calls, steady_calls));
+    assert!(steady_calls > calls / 4 && steady_calls < calls * 3 / 4, "{steady:?} of {calls}");
+    assert!(steady_waited > 0 && steady_waited < waited, "{steady_waited} of {waited}");
+    let spent: u64 = steady.accounts.spent.iter().sum();
+    let of_cpus = spent as f64 / (CPUS as u64 * steady.length) as f64;
+    assert!((0.8..1.2).contains(&of_cpus), "{of_cpus} of {steady:?}");
+    let faults =
+        |counters: &[(&str, u64)]| counters.iter().find(|(name, _)| *name == "faults").unwrap().1;
+    assert!(faults(&steady.counters) > 0 && faults(&steady.counters) < faults(&plain.2));
+    assert_eq!(steady.starts.len(), 20);
+    let started: u64 = steady.starts.iter().sum();
+    assert!(started + spent <= plain.1.spent.iter().sum(), "both are parts of the run");
+    // More than the run has.
+    let (all, .., steady) = run(Some(10_000));
+    assert_eq!(all, plain);
+    let steady = steady.unwrap();
+    assert_eq!((steady.length, steady.calls), (0, 0));
+    assert_eq!(steady.fewest, calls / CPUS as u64);
+}
+
 #[test]
 fn bundled_profiles_are_valid_and_have_sources() {
     for (name, _) in BUNDLED {

@@ -6,8 +6,10 @@ extern crate faultless_observed as faultless;
 
 mod crowd;
 
-use crowd::{Crowd, Ran};
+use crowd::pairs::op::BOUNDARY;
+use crowd::{Crowd, POWERS, Ran};
 use faultless_virtual::Profile;
+use std::collections::BTreeSet;
 
 fn pairs(locking: &str, cpus: usize, seed: u64, cases: u64) -> Ran {
     let profile = Profile::bundled("two-socket").unwrap();
@@ -32,6 +34,20 @@ fn pairs_of_64_cpus_are_serializable() {
 fn pairs_of_few_cpus_are_serializable_under_the_baselines() {
     pairs("per_vma", 8, 2, 4);
     pairs("mmap_lock", 8, 3, 4);
+}
+
+#[test]
+fn arenas_of_many_seeds_have_boundaries_of_every_power() {
+    let profile = Profile::bundled("two-socket").unwrap();
+    let (locking, cases) = ("speculative", 1);
+    let largest = |seed| {
+        let crowd = Crowd { profile: &profile, cpus: 64, seed, locking, cases, only: None };
+        let boundaries = (0..64).map(|cpu| crowd.arena(cpu).addr(BOUNDARY));
+        boundaries.map(u64::trailing_zeros).max()
+    };
+    let found: BTreeSet<_> = (0..400).filter_map(largest).collect();
+    // Of small powers, another arena of the seed is at a multiple of a larger one.
+    assert!(POWERS.filter(|power| *power > 33).all(|power| found.contains(&power)), "{found:?}");
 }
 
 #[test]

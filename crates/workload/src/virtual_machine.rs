@@ -6,6 +6,9 @@
 //! alone. User time is the time of a CPU in the program, with page walks. All other time is system
 //! time, including waits for other CPUs.
 //!
+//! After [`Virtual::measure_steady`], the work of each worker is also measured in the steady
+//! window.
+//!
 //! The same program with the same seed gives the same figures, to the last digit. A program must
 //! therefore wait for another worker only in [`Task::rest`]. Data in memory of the host (counts,
 //! flags) has no simulated cost.
@@ -293,7 +296,9 @@ fn in_processes<P: Program>(
             let deadline = limit.map_or(NEVER, |limit| begin.saturating_add(limit));
             let mut task = VirtualTask::new(cpu, files, deadline);
             let worker = Worker { index, count: crew.workers };
+            task.cpu.begin_work();
             let tally = program.work(&mut task, &states[of(index)], worker);
+            task.cpu.end_work();
             let VirtualTask { aside, allocations, footprint, .. } = task;
             tally.map(|tally| (tally, (begin, cpu.now()), aside, allocations, footprint))
         },

@@ -109,6 +109,32 @@ fn every_workload_does_its_work_under_every_locking() {
     }
 }
 
+/// In a workload of rounds, the window is open in each round from the second on, while all CPUs
+/// work. Preparation off the books does not count.
+#[test]
+fn steady_window_is_open_in_rounds() {
+    let run = |arguments: &str, warm_up| {
+        let system = system(0, &["prefault_max_order=0"]);
+        system.measure_steady(CPUS, warm_up);
+        let arguments = format!("{arguments} threads={CPUS}");
+        let outcome = common::run(&system, "vma_unmap", &arguments);
+        (outcome, system.steady().expect("requested"))
+    };
+    // A CPU touches 64 pages off the books in each round, and unmaps 16 chunks.
+    let (outcome, steady) = run("chunks=16 passes=3", 16);
+    assert_eq!((steady.all_calls, steady.fewest), (3 * 48, 3 * 16));
+    assert_eq!(steady.all_calls, outcome.operations);
+    // Of 96 calls, less those after the first CPU has done its part.
+    assert!((80..=96).contains(&steady.calls), "{steady:?}");
+    let length = steady.length as f64 * 1e-12;
+    assert!(length > 0.5 * outcome.wall && length < 0.75 * outcome.wall, "{steady:?}");
+    let count = |name| steady.counters.iter().find(|(known, _)| *known == name).map(|it| it.1);
+    assert_eq!(count("faults"), Some(0));
+    // One round more adds as many calls.
+    let (_, longer) = run("chunks=16 passes=4", 16);
+    assert!((longer.calls - steady.calls).abs_diff(48) <= 8, "{longer:?} {steady:?}");
+}
+
 /// The limit is in simulated time.
 #[test]
 fn time_limit_ends_every_workload() {

@@ -2,12 +2,15 @@
 //!
 //! Each run has a new virtual machine (`faultless-virtual`), so runs are independent, and the
 //! figures of a run do not depend on its position in the list. A request to stop aborts the current
-//! run, and ends the list. [`published`] has tables of published figures.
+//! run, and ends the list. [`published`] has tables of published figures. With a warm-up the
+//! figures are those of the [steady state](steady).
 
 pub mod published;
 pub mod sizes;
+pub mod steady;
 pub mod subject;
 
+pub use steady::{SteadyState, WarmUp};
 pub use subject::{PROFILE, Ran, Subject};
 
 use crate::context::Context;
@@ -52,6 +55,8 @@ pub struct Scaled {
     pub parameters: String,
     /// The number of the schedule.
     pub seed: u64,
+    /// Calls and faults of each CPU that the figures exclude.
+    pub warm_up: Option<u64>,
     /// The runs, policy by policy.
     pub points: Vec<Point>,
 }
@@ -85,6 +90,9 @@ pub struct Plan<'a> {
     pub policies: &'a [Locking],
     /// The number of the schedule; 0 delays no CPU.
     pub seed: u64,
+    /// Calls and faults of each CPU that the figures exclude; `None` for the figures of the whole
+    /// run.
+    pub warm_up: Option<u64>,
     /// The knobs, except the policy.
     pub settings: &'a Settings,
 }
@@ -100,7 +108,7 @@ pub fn run(
     observer: &dyn Observer,
     failures: &mut Vec<String>,
 ) -> Result<Scaled, Error> {
-    let Plan { profile, counts, policies, seed, settings } = plan;
+    let Plan { profile, counts, policies, seed, warm_up, settings } = plan;
     let mut scaled = Scaled {
         name: subject.name(),
         unit: subject.unit(),
@@ -108,10 +116,12 @@ pub fn run(
         profile: profile.to_string(),
         parameters: subject.parameters(counts.last().copied().unwrap_or(1))?,
         seed,
+        warm_up,
         points: Vec::new(),
     };
     for &policy in policies {
         let settings = settings.with_locking(policy);
+        let warm_up = warm_up.map(|calls| WarmUp { calls, optional: false });
         let mut first = None;
         for &cpus in counts {
             if stop::requested() {
@@ -119,7 +129,7 @@ pub fn run(
             }
             let what = plural(cpus as u64, "CPU");
             observer.begin(&format!("{}, {}, {what}", scaled.name, policy.name()));
-            match subject.run(profile, cpus, seed, &settings) {
+            match subject.run_after(warm_up, profile, cpus, seed, &settings) {
                 Ok(None) => return Ok(scaled),
                 Ok(Some((ran, context))) => {
                     let each = ran.sample.operation_rate() / cpus as f64;

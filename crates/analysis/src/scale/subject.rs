@@ -2,6 +2,7 @@
 //! threads have a CPU each.
 
 use super::sizes;
+use super::steady::{self, SteadyState, WarmUp};
 use crate::context::Context;
 use crate::error::Error;
 use crate::figures::{Figures, Number};
@@ -41,11 +42,13 @@ pub enum Subject {
     Recording(Arc<Source>),
 }
 
-/// One run.
+/// One run, or its steady window.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// The results, in simulated seconds.
     pub sample: Sample,
+    /// The steady window, if the run has a warm-up. All other results are of this window.
+    pub steady: Option<SteadyState>,
     /// The activity of the CPUs.
     pub accounts: Accounts,
     /// The places of the longest waits for lines.
@@ -89,6 +92,20 @@ impl Subject {
         }
     }
 
+    /// Checks whether the subject can have a warm-up.
+    ///
+    /// # Errors
+    /// The subject is a recording.
+    pub fn check_warm_up(&self) -> Result<(), Error> {
+        match self {
+            Self::Workload(..) => Ok(()),
+            Self::Recording(_) => {
+                let why = "a recording has no steady state, because its threads do different work: remove --warm-up";
+                Err(Error::input(self.name(), why))
+            }
+        }
+    }
+
     /// Runs the subject on a new machine; `None` as soon as the user requests a stop.
     ///
     /// # Errors
@@ -100,36 +117,69 @@ impl Subject {
         seed: u64,
         settings: &Settings,
     ) -> Result<Option<(Ran, Context)>, Error> {
+        self.run_after(None, profile, cpus, seed, settings)
+    }
+
+    /// Runs the subject like [`run`](Self::run), and excludes the warm-up, if any, from the results:
+    /// see [`steady`](super::steady).
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run), or the run is too short for a required warm-up.
+    pub fn run_after(
+        self: &Arc<Self>,
+        warm_up: Option<WarmUp>,
+        profile: &Profile,
+        cpus: usize,
+        seed: u64,
+        settings: &Settings,
+    ) -> Result<Option<(Ran, Context)>, Error> {
         // A machine stays on its thread, so the whole run is on one thread.
         let (subject, profile, settings) = (Arc::clone(self), profile.clone(), settings.clone());
-        let run = move || subject.run_here(&profile, cpus, seed, &settings);
+        let run = move || subject.run_here(warm_up, &profile, cpus, seed, &settings);
         stop::unless_requested(run).transpose()
     }
 
     /// Runs the subject on this thread.
     fn run_here(
         &self,
+        warm_up: Option<WarmUp>,
         profile: &Profile,
         cpus: usize,
         seed: u64,
         settings: &Settings,
     ) -> Result<(Ran, Context), Error> {
-        let failed = |error: &dyn std::fmt::Display| {
-            let on =
-                format!("{} on {} ({})", self.name(), plural(cpus as u64, "CPU"), settings.label());
-            Error::run(on, error)
-        };
+        let doing =
+            || format!("{} on {} ({})", self.name(), plural(cpus as u64, "CPU"), settings.label());
+        let failed = |error: &dyn std::fmt::Display| Error::run(doing(), error);
         match self {
             Self::Workload(name, given) => {
                 let workload: Workload = sizes::workload(name, given, cpus)?;
                 let system = machine_for(profile, cpus, &workload, seed)?;
                 settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
+                if let Some(warm_up) = warm_up {
+                    system.measure_steady(cpus, warm_up.calls);
+                }
                 let outcome = workload.run(&system).map_err(|error| failed(&error))?;
                 let mut context = Context::of(&workload, system.machine(), Some(settings));
                 context.params.insert("seed".into(), seed.into());
-                Ok((Ran::new(&system, Sample::of(&outcome)), context))
+                let Some(window) = system.steady() else {
+                    return Ok((Ran::new(&system, Sample::of(&outcome)), context));
+                };
+                let (sample, steady) = match steady::results(doing(), &window, outcome.operations) {
+                    Ok(results) => results,
+                    Err(_) if warm_up.is_some_and(|warm_up| warm_up.optional) => {
+                        return Ok((Ran::new(&system, Sample::of(&outcome)), context));
+                    }
+                    Err(error) => return Err(error),
+                };
+                context.params.insert("warm_up".into(), steady.warm_up.into());
+                let ran = Ran::new(&system, sample);
+                Ok((Ran { steady: Some(steady), accounts: window.accounts, ..ran }, context))
             }
             Self::Recording(source) => {
+                if warm_up.is_some() {
+                    self.check_warm_up()?;
+                }
                 source.simulated_cpus()?;
                 let system = machine(profile, cpus, source.memory(), seed)?;
                 settings.apply_to_simulated(&system).map_err(|error| failed(&error))?;
@@ -150,6 +200,7 @@ impl Ran {
     fn new(system: &Virtual, sample: Sample) -> Self {
         Self {
             sample,
+            steady: None,
             accounts: system.accounts(),
             hottest: system.hottest(HOTTEST),
             latencies: Operation::ALL.map(|operation| system.latencies(operation)),
@@ -174,6 +225,15 @@ impl Ran {
     /// A figure cannot be written.
     pub fn figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         figures.sample(context, &self.sample)?;
+        if let Some(steady) = self.steady {
+            let calls = Number::Whole(steady.calls);
+            figures.figure(context, "steady_calls", "count", calls)?;
+            let (metric, calls) = match steady.start_up {
+                Some(calls) => ("start_up_calls", calls),
+                None => ("start_up_calls_min", steady.warm_up),
+            };
+            figures.figure(context, metric, "count", Number::Whole(calls))?;
+        }
         for (metric, count) in [
             ("line_transfers", self.accounts.transfers),
             ("line_fetches", self.accounts.fetches),

@@ -11,6 +11,7 @@
 pub mod callgrind;
 pub mod cases;
 mod run;
+pub mod source;
 
 use crate::facts::said;
 use crate::machine::{COPY, ZERO};
@@ -243,6 +244,10 @@ fn explained(profile: &Profile, operations: u64) -> String {
     for (name, function) in functions.iter().take(24) {
         let (all, own) = (each(function.own + function.called), each(function.own));
         text += &format!("  {all:>10.2} {own:>10.2}  {name}\n");
+    }
+    text += "         own  function of the source, inlined or not\n";
+    for (function, cost) in source::functions(&profile.lines).iter().take(64) {
+        text += &format!("  {:>10.2}  {} {}\n", each(*cost), short(&function.file), function.name);
     }
     let mut files = HashMap::<&str, u64>::new();
     for ((file, _), cost) in &profile.lines {

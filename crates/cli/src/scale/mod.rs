@@ -42,6 +42,7 @@ Examples:
   faultless scale page_fault1 mode=processes --cpus 1,2,4..512
   faultless scale ebizzy --profile eight-socket --plot ebizzy.svg
   faultless scale vma_mmap --policies speculative --details
+  faultless scale mmap1 passes=400 --warm-up 400        without the start-up
   faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl
   faultless scale --table prefault          beside the published figures
   faultless scale --table prefault --cpus 1,8 --details
@@ -75,6 +76,12 @@ pub struct ScaleArgs {
     /// with delays
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = within(0..=u64::MAX))]
     pub seed: u64,
+    /// Measure the steady state: exclude the first N calls and faults of each CPU, and the time
+    /// after the first CPU has ended its work. All CPUs are measured in the same time. A column has
+    /// the start-up: the calls and faults of each CPU until 90 % of the steady rate. Requires
+    /// enough work, such as a larger `passes=`. The table `vma` always measures the steady state
+    #[arg(long, value_name = "N", value_parser = within(1..=u64::MAX), conflicts_with = "table")]
+    pub warm_up: Option<u64>,
     /// Print the hottest lines for each number of CPUs, not only for the largest. With --table,
     /// print the CPU time, faults and cache lines of each row
     #[arg(long)]
@@ -117,6 +124,9 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
     let subject = Arc::new(find(name, &args.params)?);
     let profile = profiles::find(&args.profile)?;
     let counts = counts(&subject, args.cpus.as_ref(), &profile)?;
+    if args.warm_up.is_some() {
+        subject.check_warm_up()?;
+    }
     let policies = chosen(args)?;
     let inputs = [Path::new(&args.profile), name.as_path()];
     output::apart(&[
@@ -137,6 +147,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         counts: &counts.0,
         policies: &policies,
         seed: args.seed,
+        warm_up: args.warm_up,
         settings: &settings,
     };
     let scaled = scale::run(&subject, plan, &mut json, &progress, &mut failures)?;

@@ -4,7 +4,7 @@ use crate::error::CliError;
 use crate::report::bars::{self, Bar};
 use crate::report::{Style, table};
 use faultless_analysis::number::{grouped, plural, scaled as short};
-use faultless_analysis::scale::{Point, Scaled};
+use faultless_analysis::scale::{Point, Scaled, SteadyState};
 use faultless_virtual::Spent;
 use std::io::Write;
 
@@ -34,6 +34,13 @@ pub fn print(
             scaled.seed
         )?;
     }
+    if let Some(calls) = scaled.warm_up {
+        writeln!(
+            out,
+            "Steady state: without the first {} calls and faults of each CPU, and only while all CPUs work",
+            grouped(calls)
+        )?;
+    }
     let linear = if scaled.scales() { ", and percent of linear" } else { "" };
     writeln!(out, "\n{} a second{linear}:\n", scaled.unit)?;
     let longest = scaled.points.iter().map(|point| point.policy.name().len()).max().unwrap_or(0);
@@ -50,6 +57,9 @@ pub fn print(
         out,
         "\nAll figures are simulated. Linear: throughput per CPU, relative to the policy's first row. Line transfers: cache lines received from another CPU."
     )?;
+    if scaled.warm_up.is_some() {
+        writeln!(out, "{START_UP} Use a larger --warm-up then.")?;
+    }
     writeln!(
         out,
         "The last columns divide the time of the CPUs until each ends its part, in percent: execute instructions of the subsystem (instr.), wait for cache \
@@ -86,6 +96,7 @@ fn figures(scaled: &Scaled, style: Style) -> comfy_table::Table {
     let by_faults = scaled.by_faults();
     let each = if by_faults { "a fault" } else { "an operation" };
     let mut head = ["policy", "CPUs", "a second", "of linear"].map(str::to_owned).to_vec();
+    head.extend(scaled.warm_up.map(|_| "start-up,\ncalls".to_owned()));
     head.push(format!("line transfers\n{each}"));
     head.extend(Spent::ALL.map(|on| column(on).to_owned()));
     let mut table = table::numbers(&head, style);
@@ -95,12 +106,22 @@ fn figures(scaled: &Scaled, style: Style) -> comfy_table::Table {
             point.cpus.to_string(),
             grouped(point.ran.sample.operation_rate().round() as u64),
             percent(scaled, point),
-            format!("{:.2}", point.ran.transfers_each(by_faults)),
         ];
+        cells.extend(point.ran.steady.map(start_up));
+        cells.push(format!("{:.2}", point.ran.transfers_each(by_faults)));
         cells.extend(point.ran.shares().iter().map(|share| format!("{share:.0}")));
         table::row(&mut table, cells);
     }
     table
+}
+
+/// The explanation of the column of start-ups.
+pub const START_UP: &str = "Start-up: calls and faults of each CPU until the CPUs run at 90 % of the steady rate. With \
+                            `>`, the start-up lasts longer than the warm-up.";
+
+/// Formats the length of the start-up.
+pub fn start_up(steady: SteadyState) -> String {
+    steady.start_up.map_or_else(|| format!("> {}", grouped(steady.warm_up)), grouped)
 }
 
 /// Prints the places at which CPUs waited for lines of other CPUs.

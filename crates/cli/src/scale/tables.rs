@@ -3,7 +3,7 @@
 
 use super::ScaleArgs;
 use super::counts::Counts;
-use super::print::column;
+use super::print::{START_UP, column, start_up};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::report::json::Json;
@@ -118,24 +118,34 @@ fn print(
 ) -> Result<(), CliError> {
     writeln!(out, "\n{}, simulated", of.title)?;
     writeln!(out, "Differences: {}\n", of.differs)?;
-    let head = ["", "CPUs", "", "simulated,\na second", "to base", "published", "to base"];
-    let mut table = table::numbers(&head.map(str::to_owned), style);
+    let steady = of.rows.iter().any(|row| row.warm_up.is_some());
+    let mut head = vec!["", "CPUs", "", "simulated,\na second", "to base"];
+    head.extend(steady.then_some("start-up,\ncalls"));
+    head.extend(["published", "to base"]);
+    let head: Vec<_> = head.into_iter().map(str::to_owned).collect();
+    let mut table = table::numbers(&head, style);
     for (at, row) in of.rows.iter().enumerate().take(runs.len()) {
         let number = |it: Option<f64>| it.map_or("-".to_owned(), |it| grouped(it.round() as u64));
-        table::row(
-            &mut table,
-            [
-                row.label.clone(),
-                row.cpus.to_string(),
-                row.subject.unit().to_owned(),
-                number(rate(&runs[at])),
-                of.simulated(at, runs).map(times).unwrap_or_default(),
-                number(row.published),
-                of.published(at).map(show).unwrap_or_default(),
-            ],
-        );
+        let mut cells = vec![
+            row.label.clone(),
+            row.cpus.to_string(),
+            row.subject.unit().to_owned(),
+            number(rate(&runs[at])),
+            of.simulated(at, runs).map(times).unwrap_or_default(),
+        ];
+        if steady {
+            let steady = runs[at].as_ref().and_then(|ran| ran.steady);
+            cells.push(steady.map_or_else(|| "-".to_owned(), start_up));
+        }
+        cells.push(number(row.published));
+        cells.push(of.published(at).map(show).unwrap_or_default());
+        table::row(&mut table, cells);
     }
     writeln!(out, "{table}")?;
+    if steady {
+        let whole = "With `-`, the figures are those of the whole run: CPUs end their work before others make two calls.";
+        writeln!(out, "{START_UP} {whole}")?;
+    }
     let profiles: BTreeSet<_> = of.rows.iter().map(|row| row.profile).collect();
     let profiles = profiles.into_iter().collect::<Vec<_>>().join(", ");
     writeln!(out, "The figures of faultless are simulated (profile {profiles}). Published by:")?;
@@ -189,6 +199,7 @@ mod tests {
         let (faults, wall, user, system) = (operations, 1.0, 0.0, 0.0);
         Some(Ran {
             sample: Sample { operations, faults, wall, user, system, counters },
+            steady: None,
             accounts: Accounts::default(),
             hottest: Vec::new(),
             latencies: Default::default(),

@@ -4,10 +4,16 @@
 //! the case alone, and only they are judged. Mappings placed elsewhere are found from the return
 //! values of the calls.
 
-use super::op::{APART, BASE, BOUNDARY, LEAF, Span, TOP_PAGE, WINDOW};
+use super::op::{APART, BOUNDARY, LEAF, Span, TOP, WINDOW};
 use super::place::Base;
 use super::table::Kind;
 use faultless::{PAGE_SIZE, USER_END, VirtRange};
+use std::ops::RangeInclusive;
+
+/// The powers of two whose multiples are boundaries of windows: from the span of a last-level page
+/// table to the largest power with a multiple between the start of placement and the regions of
+/// CPUs.
+pub const POWERS: RangeInclusive<u32> = 21..=34;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +33,13 @@ struct Share {
 }
 
 impl Arena {
-    /// A space of its own: placed mappings go directly above the window.
-    pub const WHOLE: Self = Self { base: BASE, shared: None };
+    /// A space of its own, whose window has an odd multiple of 2^`power` as its boundary: the
+    /// highest below the start of placement. Placed mappings go above the window, or to a hole
+    /// below a [roof](Self::roof).
+    pub const fn whole(power: u32) -> Self {
+        let odd = ((TOP >> power) - 1) | 1;
+        Self { base: (odd << power) - BOUNDARY as u64 * PAGE_SIZE, shared: None }
+    }
 
     /// An arena of a shared space. `boundary` is the address in the middle of its window, a
     /// multiple of 2 MiB. The arena has `margin` pages on both sides of the window, and on both
@@ -119,7 +130,7 @@ impl Arena {
 
     /// How far a roof from `at` on goes: in a whole space to where placement starts.
     pub fn roof(&self, at: i64) -> Span {
-        let pages = if self.is_whole() { TOP_PAGE - at } else { 2 * WINDOW };
+        let pages = if self.is_whole() { self.page(TOP) - at } else { 2 * WINDOW };
         Span::new(at, pages)
     }
 }

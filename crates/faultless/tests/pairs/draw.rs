@@ -1,6 +1,7 @@
 //! Cases drawn at random.
 
 use super::Case;
+use super::arena::POWERS;
 use super::op::{Span, WINDOW};
 use super::place::{Base, Relation};
 use super::table::{Kind, Pair, may_meet};
@@ -49,7 +50,8 @@ pub fn draw(
         let side = below(2);
         case.sides[side].push(more.op(span(below), side));
     }
-    Case::new(case.start, case.sides, case.after)
+    let power = POWERS.start() + below(POWERS.count()) as u32;
+    Case { power, ..Case::new(case.start, case.sides, case.after) }
 }
 
 fn span(below: &mut impl FnMut(usize) -> usize) -> Span {

@@ -7,7 +7,9 @@
 //! of `maps` (with protection and flags), the counts and the contents of pages must match one of
 //! the orders. The subsystem on one CPU is therefore the model of the subsystem on two CPUs.
 //!
-//! A case has a space of its own, or an [arena] of a space in which other cases run at the same
+//! The window of a case lies around a boundary of page tables and of the VMA tree: a multiple of 2
+//! MiB, or of a larger power of two, chosen at random ([`Case::power`]). A case has a space of its
+//! own, or an [arena] of a space in which other cases run at the same
 //! time. In an arena, the case must end as if it had run alone: the orders are run in an empty
 //! space. Resources that exist once in a space or a machine are not available to every case: one
 //! case has the heap, and no case limits the number of VMAs ([`admits`](arena::Arena::admits)).
@@ -52,6 +54,7 @@ pub mod seen;
 mod steps;
 pub mod table;
 
+use arena::{Arena, POWERS};
 use faultless::{Advice, MapFlags, Object, PAGE_SIZE, Setting, VirtRange};
 use file::Which;
 use op::{Besides, Hand, How, Op, Ret, Span, WINDOW};
@@ -80,6 +83,9 @@ pub struct Case {
     pub after: Vec<Op>,
     /// Whether the resident pages are guaranteed.
     pub pages: bool,
+    /// In a space of its own: the power of two that divides the boundary of the window, one of
+    /// [`POWERS`](arena::POWERS).
+    pub power: u32,
     /// The steps of the operations in [`Case::orders`].
     fine: Fine,
 }
@@ -92,7 +98,12 @@ impl Case {
         // The cached pages of a file depend on chance.
         let file = start.iter().any(|op| matches!(op, Op::File | Op::SlowFile | Op::Text));
         let pages = !around && !file && !any(|op| op.is_by_page());
-        Self { start, sides, after, pages, fine: Fine::default() }
+        Self { start, sides, after, pages, power: *POWERS.start(), fine: Fine::default() }
+    }
+
+    /// The arena of the case in a space of its own.
+    pub fn whole(&self) -> Arena {
+        Arena::whole(self.power)
     }
 
     /// Adapts the case to an arena. Listings and created objects may meet other cases there, so the
@@ -410,6 +421,7 @@ impl fmt::Display for Case {
             writeln!(f, "  {name}:")?;
             ops.iter().try_for_each(|op| writeln!(f, "    {op:?}"))
         };
+        writeln!(f, "  boundary: 2^{}", self.power)?;
         list(f, "start", &self.start)?;
         list(f, "CPU 0", &self.sides[0])?;
         list(f, "CPU 1", &self.sides[1])?;

@@ -1,8 +1,9 @@
 //! The operations of a case, and their executor: a program's thread on a CPU.
 //!
-//! Addresses are page numbers, relative to the first page of a window of eight pages across a 2 MiB
-//! boundary. In a space of its own, the window lies directly below the start of automatic
-//! placement, so a placed mapping can land in the window. See [`Arena`].
+//! Addresses are page numbers, relative to the first page of a window of eight pages across a
+//! boundary: a multiple of 2 MiB, or of a larger power of two. In a space of its own, the window
+//! lies below the start of automatic placement, so a placed mapping can land in the window. See
+//! [`Arena`].
 
 use super::arena::Arena;
 use super::file::Words;
@@ -19,15 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// The start of automatic placement, which goes down.
-const TOP: u64 = 0x7fff_f7ff_f000;
+pub const TOP: u64 = 0x7fff_f7ff_f000;
 /// Pages of the window.
 pub const WINDOW: i64 = 8;
-/// The page of the window at the 2 MiB boundary.
+/// The page of the window at the boundary.
 pub const BOUNDARY: i64 = 4;
-/// The address of page 0 in a space of its own.
-pub const BASE: u64 = (TOP & !((2 << 20) - 1)) - BOUNDARY as u64 * PAGE_SIZE;
-/// The page of the start of automatic placement.
-pub const TOP_PAGE: i64 = ((TOP - BASE) / PAGE_SIZE) as i64;
 /// Distant pages: the source and target of moves, by side.
 pub const APART: [i64; 2] = [-1 << 12, -1 << 13];
 
@@ -221,9 +218,7 @@ pub trait Hand {
     fn space(&self) -> &Space<Self::Machine>;
     fn cpu(&self) -> &Cpu<'_, Self::Machine>;
     /// The location of the case.
-    fn arena(&self) -> Arena {
-        Arena::WHOLE
-    }
+    fn arena(&self) -> Arena;
     /// Takes a waiting interrupt.
     fn poll(&self);
     /// # Errors

@@ -3,11 +3,13 @@
 //!
 //! Each pair runs under some schedules from each starting state, and under more schedules if both
 //! operations write state read by both. `FAULTLESS_SCHEDULES` multiplies the numbers, relative to
-//! its default of 2000. `FAULTLESS_PAIR` selects the pairs whose line contains the given text, such
-//! as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the failed schedule. The programs that
-//! failed before, not all of them pairs, run as well.
+//! its default of 2000. The boundary in the window of a pair is a multiple of a power of two that
+//! the number of the pair determines. `FAULTLESS_PAIR` selects the pairs whose line contains the
+//! given text, such as `MapHint MapFixed`; with `FAULTLESS_REPLAY`, under the failed schedule. The
+//! programs that failed before, not all of them pairs, run as well.
 
 use crate::pairs;
+use crate::pairs::arena::{Arena, POWERS};
 use crate::pairs::file::Which;
 use crate::pairs::op::{BOUNDARY, Hand, How, Op, RW, Ret, Span};
 use crate::pairs::place::{Base, Relation};
@@ -20,6 +22,7 @@ use crate::support::world::Body;
 use crate::support::{AHEAD, Guest, MMAP_LOCK, PER_VMA, Regime, SPECULATIVE, Space, World};
 use faultless::{Counter, Cpu, Errno, FaultError, FrameNumber, MapFlags};
 use shuttle::rand::Rng;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -29,9 +32,18 @@ const FRAMES: u32 = 160;
 /// The same, with a huge leaf.
 const TEXT_FRAMES: u32 = 2600;
 
+thread_local! {
+    /// The arena of the case. All threads of a schedule run on one thread of the host.
+    static ARENA: Cell<Arena> = const { Cell::new(Arena::whole(*POWERS.start())) };
+}
+
 impl Hand for Guest<'_> {
     type Machine = Board;
     type Child = Space;
+
+    fn arena(&self) -> Arena {
+        ARENA.get()
+    }
 
     fn space(&self) -> &Space {
         self.space
@@ -79,6 +91,7 @@ type Orders = Arc<OnceLock<Vec<(Order, Outcome)>>>;
 
 /// Runs the case under the current schedule, and judges its outcome.
 fn try_once(case: &Case, orders: &Orders) {
+    ARENA.set(case.whole());
     let frames = if case.is_text() { TEXT_FRAMES } else { FRAMES };
     let world = World::unwatched(2 + usize::from(case.is_slow()), frames);
     if case.swaps() {
@@ -146,6 +159,32 @@ struct Row {
     omitted: BTreeMap<Omitted, usize>,
 }
 
+/// Returns the power of two at the boundary of the case called `name`: a hash, so that a replay and
+/// a selection of pairs have the same boundary.
+fn power(name: &str) -> u32 {
+    let hash = |sum: u32, byte: u8| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let powers = POWERS.end() - POWERS.start() + 1;
+    POWERS.start() + name.bytes().fold(0x811c_9dc5, hash) % powers
+}
+
+/// The pairs of the matrix have boundaries at multiples of each power of two.
+#[test]
+fn boundaries_are_multiples_of_every_power() {
+    let mut found = BTreeMap::<u32, usize>::new();
+    for (pair, run) in pairs::table::pairs().flat_map(places) {
+        if run.is_ok() {
+            let power = power(&pair.to_string());
+            let boundary = Arena::whole(power).addr(BOUNDARY);
+            assert_eq!(boundary.trailing_zeros(), power);
+            *found.entry(power).or_default() += 1;
+        }
+    }
+    assert!(
+        found.keys().copied().eq(POWERS) && found.values().all(|pairs| *pairs > 100),
+        "{found:?}"
+    );
+}
+
 /// Returns the default number of schedules at a place, in the default regime and in other regimes.
 fn schedules(pair: &Pair, regime: Regime) -> usize {
     let all = match (pair.shares(), regime == SPECULATIVE) {
@@ -188,6 +227,7 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
             }
             let mut case = pair.case();
             case.pages &= regime != AHEAD;
+            case.power = power(&pair.to_string());
             let orders = Orders::default();
             let one = move || try_once(&case, &orders);
             // The scheduler cannot use a thread after a failure.
@@ -216,6 +256,7 @@ fn run_pairs(regime: Regime, chosen: impl Fn([Touches; 2]) -> bool) {
 fn run_known(regime: Regime) {
     for (name, mut case) in pairs::known::known() {
         case.pages &= regime != AHEAD;
+        case.power = power(name);
         let orders = Orders::default();
         println!("{name}");
         support::explore_under(regime, (64 * support::schedules()).div_ceil(2000), move || {

@@ -16,6 +16,7 @@ use faultless::audit::audit_with;
 use faultless::{Counter, Cpu, Errno, FaultError, Locking, Setting, Space};
 use faultless_native::{Checked, Config, Native, NativeCpu, NativeMachine, Process, Signal};
 use pairs::Case;
+use pairs::arena::Arena;
 use pairs::draw::draw;
 use pairs::file::Which;
 use pairs::op::{Besides, Hand, Ret};
@@ -29,8 +30,8 @@ const TEXT_TRIES: usize = 4;
 /// One of this many batches of rounds is followed by an audit.
 const AUDIT: u64 = 2;
 
-/// A thread of a process.
-pub struct Thread<'t, 'a, 'n>(pub &'t NativeCpu<'a, 'n>);
+/// A thread of a process, in the arena of a case.
+pub struct Thread<'t, 'a, 'n>(pub &'t NativeCpu<'a, 'n>, pub Arena);
 
 fn refused(signal: Signal) -> FaultError {
     match signal {
@@ -50,6 +51,10 @@ impl<'n> Hand for Thread<'_, '_, 'n> {
 
     fn cpu(&self) -> &Cpu<'_, NativeMachine> {
         self.0.cpu()
+    }
+
+    fn arena(&self) -> Arena {
+        self.1
     }
 
     fn poll(&self) {
@@ -303,7 +308,7 @@ impl<'n> Batch<'n> {
     ) -> Vec<Vec<Ret>> {
         let each = spaces.iter().zip(&self.besides).zip(&self.delays).enumerate();
         let rounds = each.map(|(round, ((space, besides), delays))| {
-            within(cpu, space, |hand| {
+            within(cpu, (space, self.case.whole()), |hand| {
                 let steps = self.case.sides[side].len();
                 let mut returned = Vec::with_capacity(steps);
                 self.meet(hand.0, round);
@@ -321,7 +326,8 @@ impl<'n> Batch<'n> {
     fn serve(&self, cpu: &mut NativeCpu<'_, 'n>) {
         while !self.over.load(Ordering::Acquire) {
             let slow = self.besides.iter().filter_map(Besides::slow);
-            let completed = slow.filter(|words| words.complete(&Thread(cpu), Which::Oldest));
+            let completed =
+                slow.filter(|words| words.complete(&Thread(cpu, self.case.whole()), Which::Oldest));
             if completed.count() == 0 {
                 cpu.idle(|| std::thread::sleep(DEVICE_SLEEPS));
             }
@@ -329,13 +335,13 @@ impl<'n> Batch<'n> {
     }
 }
 
-/// Does something in another space.
+/// Does something in an arena of another space.
 fn within<'n, R>(
     cpu: &mut NativeCpu<'_, 'n>,
-    space: &Process<'n>,
+    (space, arena): (&Process<'n>, Arena),
     what: impl FnOnce(&Thread<'_, '_, 'n>) -> R,
 ) -> R {
-    cpu.switch(space, |cpu| Ok(what(&Thread(cpu)))).expect("no refused operation")
+    cpu.switch(space, |cpu| Ok(what(&Thread(cpu, arena)))).expect("no refused operation")
 }
 
 fn follow<'n>(
@@ -390,7 +396,8 @@ impl<'n> Lead<'_, 'n> {
                 // A folio needs adjacent frames.
                 self.drain(cpu);
             }
-            let orders = within(cpu, &self.spaces[0], |hand| case.orders(hand));
+            let place = (&self.spaces[0], case.whole());
+            let orders = within(cpu, place, |hand| case.orders(hand));
             let (batch, returned) = self.batch(cpu, case, &mut random);
             let audited = match batches % AUDIT {
                 0 => self.audit(cpu, &batch.besides),
@@ -400,7 +407,7 @@ impl<'n> Lead<'_, 'n> {
             audited.map_err(|wrong| format!("{wrong}, after\n{case}"))?;
             for ((space, besides), returned) in self.spaces.iter().zip(batch.besides).zip(returned)
             {
-                within(cpu, space, |hand| {
+                within(cpu, (space, case.whole()), |hand| {
                     self.progress.rounds.fetch_add(1, Ordering::Relaxed);
                     let found = case.conclude(hand, returned, besides);
                     case.judge(hand, &found, &orders)
@@ -422,7 +429,7 @@ impl<'n> Lead<'_, 'n> {
         random: &mut fastrand::Rng,
     ) -> (Batch<'n>, Vec<[Vec<Ret>; 2]>) {
         let prepare = |space| {
-            within(cpu, space, |hand| {
+            within(cpu, (space, case.whole()), |hand| {
                 let besides = case.prepare(hand);
                 case.begin(hand, &besides);
                 besides
@@ -455,7 +462,7 @@ impl<'n> Lead<'_, 'n> {
             Self::done(device, cpu);
         }
         for (space, besides) in spaces.iter().zip(&batch.besides) {
-            within(cpu, space, |hand| batch.case.end(hand, besides));
+            within(cpu, (space, batch.case.whole()), |hand| batch.case.end(hand, besides));
         }
         let batch = Arc::into_inner(batch).expect("the last reference to the batch");
         let returned = mine.into_iter().zip(theirs).map(|(mine, theirs)| [mine, theirs]);

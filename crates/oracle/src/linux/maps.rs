@@ -1,19 +1,20 @@
 //! `/proc/self/maps`, near the window.
 
-use crate::op::NEAR;
+use crate::op::Window;
 use crate::seen::{Area, NAMELESS};
 use std::io::Read;
 
-/// The VMAs of this process near the window.
+/// The VMAs of this process near `window`.
 ///
 /// # Errors
 /// The kernel's.
-pub fn areas(buffer: &mut Vec<u8>) -> std::io::Result<Vec<Area>> {
+pub fn areas(buffer: &mut Vec<u8>, window: Window) -> std::io::Result<Vec<Area>> {
     buffer.clear();
     // Opened again each time: a descriptor belongs to the address space in which it was opened.
     std::fs::File::open("/proc/self/maps")?.read_to_end(buffer)?;
     let text = std::str::from_utf8(buffer).unwrap_or_default();
-    Ok(text.lines().filter_map(area).filter(|area| NEAR.contains(&area.start)).collect())
+    let near = |area: &Area| window.near().contains(&area.start);
+    Ok(text.lines().filter_map(area).filter(near).collect())
 }
 
 /// The VMA of a line.

@@ -12,7 +12,7 @@ mod access;
 mod log;
 mod maps;
 
-use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, page};
+use crate::op::{FETCH, OBJECT_PAGES, OBJECTS, Op, PAGE, READ_ONLY, Roster, SEEN_PAGES, Window};
 use crate::seen::{ELSEWHERE, Outcome, Seen, digest, near};
 use log::Log;
 use std::ffi::CString;
@@ -62,18 +62,18 @@ impl Linux {
         Ok(Self { log: Log::new()? })
     }
 
-    /// Returns the observations of each of `steps`.
+    /// Returns the observations of each of `steps`, which concern `window`.
     ///
     /// # Errors
     /// [`LinuxError`]; never because of the steps.
-    pub fn run(&mut self, steps: &[Op]) -> Result<Vec<Seen>, LinuxError> {
+    pub fn run(&mut self, steps: &[Op], window: Window) -> Result<Vec<Seen>, LinuxError> {
         self.log.clear();
         // SAFETY: the child never returns. This process may have threads; the C library ensures
         // that the child can allocate, and the child takes no other lock.
         let status = match unsafe { libc::fork() } {
             -1 => return Err(LinuxError::last("fork")),
             0 => {
-                let ran = Subject::new(&self.log).map(|mut subject| subject.run(steps));
+                let ran = Subject::new(&self.log, window).map(|mut subject| subject.run(steps));
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(ran.map_or(1, |()| 0)) }
             }
@@ -113,6 +113,7 @@ struct Object {
 /// A process of a case.
 struct Subject<'a> {
     log: &'a Log,
+    window: Window,
     me: usize,
     objects: Vec<Object>,
     buffer: Vec<u8>,
@@ -120,7 +121,7 @@ struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     /// Makes this process, just forked, the first of a case.
-    fn new(log: &'a Log) -> Result<Self, LinuxError> {
+    fn new(log: &'a Log, window: Window) -> Result<Self, LinuxError> {
         // SAFETY: plain calls.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -131,7 +132,7 @@ impl<'a> Subject<'a> {
         }
         access::install();
         let objects = (0..OBJECTS).map(object).collect::<Result<_, _>>()?;
-        Ok(Self { log, me: 0, objects, buffer: Vec::with_capacity(64 << 10) })
+        Ok(Self { log, window, me: 0, objects, buffer: Vec::with_capacity(64 << 10) })
     }
 
     fn run(&mut self, steps: &[Op]) {
@@ -155,7 +156,7 @@ impl<'a> Subject<'a> {
                     continue;
                 }
             }
-            let areas = maps::areas(&mut self.buffer).unwrap_or_default();
+            let areas = maps::areas(&mut self.buffer, self.window).unwrap_or_default();
             Seen { outcome, areas }.write(|word| self.log.put(word));
             roster.after(op);
             let next = steps.get(at + 1).map(|op| roster.doer(op));
@@ -183,13 +184,13 @@ impl<'a> Subject<'a> {
                     None => (-1, 0),
                 };
                 let args = [addr, len, prot, flags, file as u64, offset];
-                placed(call(libc::SYS_mmap, args), len)
+                self.placed(call(libc::SYS_mmap, args), len)
             }
             Op::Unmap { addr, len } => outcome(call(libc::SYS_munmap, [addr, len])),
             Op::Protect { addr, len, prot } => outcome(call(libc::SYS_mprotect, [addr, len, prot])),
             Op::Remap { addr, len, new_len, flags, target } => {
                 let args = [addr, len, new_len, flags, target];
-                placed(call(libc::SYS_mremap, args), new_len)
+                self.placed(call(libc::SYS_mremap, args), new_len)
             }
             Op::Advise { addr, len, advice } => {
                 outcome(call(libc::SYS_madvise, [addr, len, advice]))
@@ -203,7 +204,7 @@ impl<'a> Subject<'a> {
             Op::Census => {
                 let mut vector = vec![u8::MAX; SEEN_PAGES as usize];
                 for (slot, number) in vector.iter_mut().zip(0..) {
-                    resident(page(number), PAGE, std::slice::from_mut(slot));
+                    resident(self.window.page(number), PAGE, std::slice::from_mut(slot));
                 }
                 Outcome::Resident(0, vector)
             }
@@ -212,9 +213,13 @@ impl<'a> Subject<'a> {
             Op::Store { addr, value } => accessed(unsafe { access::store(addr, value) }.map(|_| 0)),
             // SAFETY: operations fetch only at addresses that are never stored to.
             Op::Fetch { addr } => accessed(unsafe { access::fetch(addr) }),
-            Op::Look => Outcome::Pages((0..SEEN_PAGES).map(|number| look(page(number))).collect()),
+            Op::Look => {
+                let look = |number| look(self.window.page(number));
+                Outcome::Pages((0..SEEN_PAGES).map(look).collect())
+            }
             Op::Touch => {
-                let touch = |number| access::touch(page(number) + FETCH).map(|_| 0);
+                let at = |number| self.window.page(number) + FETCH;
+                let touch = |number| access::touch(at(number)).map(|_| 0);
                 Outcome::Pages((0..SEEN_PAGES).map(touch).collect())
             }
             Op::Write { object, offset, value } => {
@@ -236,6 +241,18 @@ impl<'a> Subject<'a> {
             Op::Fork => Outcome::Done(roster.made_by(op).unwrap_or(0) as u64),
             Op::Switch { .. } | Op::Exit { .. } => Outcome::Done(0),
         }
+    }
+
+    /// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped
+    /// again.
+    fn placed(&self, result: Result<u64, i32>, len: u64) -> Outcome {
+        outcome(result.map(|addr| {
+            let chosen = near(addr, self.window);
+            if chosen == ELSEWHERE {
+                let _ = call(libc::SYS_munmap, [addr, len]);
+            }
+            chosen
+        }))
     }
 }
 
@@ -281,17 +298,6 @@ fn outcome(result: Result<u64, i32>) -> Outcome {
 
 fn accessed(result: Result<u64, crate::seen::Signal>) -> Outcome {
     result.map_or_else(Outcome::Signal, Outcome::Done)
-}
-
-/// Returns the outcome of a call that chooses an address; a mapping elsewhere is unmapped again.
-fn placed(result: Result<u64, i32>, len: u64) -> Outcome {
-    let chosen = result.map(|addr| {
-        if near(addr) == ELSEWHERE {
-            let _ = call(libc::SYS_munmap, [addr, len]);
-        }
-        near(addr)
-    });
-    outcome(chosen)
 }
 
 /// A digest of a page.

@@ -17,7 +17,10 @@
 //! - *Tables.* In every other block of eight arenas windows are 2 MiB apart, so each last-level
 //!   table is shared by two adjacent arenas, and all tables of a block by unmappings, which claim
 //!   at most 2 MiB beyond their range. Huge leaves do not fit there; they are selected in the other
-//!   blocks, in which arenas are 64 MiB apart. All arenas are below one entry of the root table.
+//!   blocks, in which arenas are 64 MiB apart.
+//! - *Boundaries.* The seed determines the place of all arenas: the boundary of one arena is a
+//!   multiple of a power of two from 2 MiB to 8 TiB. Those of the others follow from their
+//!   distance.
 //! - *Placement* may choose any address, and 64 CPUs compete for the highest hole. Mappings outside
 //!   the arena are checked separately: their VMAs, contents, and exclusive use. Checks of a single
 //!   pair cover a placed mapping adjacent to another mapping of its case.
@@ -47,11 +50,13 @@ use pairs::place::Base;
 use pairs::table::Kind;
 use pairs::{Case, Order, Outcome};
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
-/// The address of the arenas: far below the start of placement, and the regions of CPUs.
-const ORIGIN: u64 = 0x1000_0000_0000;
+/// The place of the arenas: far below the start of placement, and the regions of CPUs.
+const PLACE: u64 = 0x1000_0000_0000;
+/// The powers of two of which one divides the boundary of one arena.
+pub const POWERS: RangeInclusive<u32> = 21..=43;
 /// Arenas of a block, and its bytes.
 const BLOCK: usize = 8;
 const BLOCK_BYTES: u64 = 1 << 30;
@@ -165,12 +170,25 @@ pub struct Ran {
 
 impl Crowd<'_> {
     /// Returns the arena of a CPU.
-    fn arena(&self, cpu: usize) -> Arena {
-        let (block, at) = (cpu / BLOCK, (cpu % BLOCK) as u64);
-        let (apart, margin) = if block.is_multiple_of(2) { NARROW } else { WIDE };
-        // The sources and targets of moves are above the first window.
-        let boundary = ORIGIN + (block as u64) * BLOCK_BYTES + WIDE.0 + at * apart;
+    pub fn arena(&self, cpu: usize) -> Arena {
+        let (_, margin) = if (cpu / BLOCK).is_multiple_of(2) { NARROW } else { WIDE };
+        let boundary = self.origin() + Self::distance(cpu);
         Arena::at(boundary, margin, cpu == 0, (cpu * 4) as u8)
+    }
+
+    /// Returns the distance of the boundary of a CPU's arena from the origin.
+    fn distance(cpu: usize) -> u64 {
+        let (block, at) = (cpu / BLOCK, (cpu % BLOCK) as u64);
+        let (apart, _) = if block.is_multiple_of(2) { NARROW } else { WIDE };
+        (block as u64) * BLOCK_BYTES + at * apart
+    }
+
+    /// Returns the origin of the arenas, which the seed determines.
+    fn origin(&self) -> u64 {
+        let mut random = Rng::with_seed(self.seed);
+        let (power, cpu) = (random.u32(POWERS), random.usize(..self.cpus));
+        let odd = ((PLACE >> power) + 1) | 1;
+        (odd << power) - Self::distance(cpu)
     }
 
     /// Returns case `number` of the seed: the lower bits are the CPU.
