@@ -31,9 +31,16 @@ impl Creator {
     /// Returns the call, with its place, and the allocator if there is one.
     pub fn label(&self) -> String {
         let by = self.allocator.as_ref();
-        let by = by.map_or(String::new(), |by| format!(", by {}", short_name(by)));
+        let by = by.map_or(String::new(), |by| format!(", by {}", allocator_name(by)));
         format!("{} in {}{by}", self.call.name(), label(&self.function, self.line))
     }
+}
+
+/// Returns the name of a function of an allocator. A function of the C library has the name of its
+/// interface.
+fn allocator_name(function: &Function) -> &str {
+    let of_library = function.module.starts_with("libc.") || function.module.starts_with("libc-");
+    if of_library { fold::plain_name(function) } else { short_name(function) }
 }
 
 /// A call that created memory, by its kind, its place, and the index of the allocator's function.
@@ -122,7 +129,7 @@ pub(super) fn populate(creator: Option<&Creator>, memory: Memory) -> String {
         (Call::Mremap, _) => {
             format!("reserve the final size before the memory grows in {place}, or {later}")
         }
-        (_, Some(by)) => format!("{later}, after {} in {place}", short_name(by)),
+        (_, Some(by)) => format!("{later}, after {} in {place}", allocator_name(by)),
         (Call::Brk, None) => format!("{later}, after the brk in {place}"),
     }
 }
@@ -214,6 +221,9 @@ mod tests {
         ] {
             assert_eq!(populate(creator.as_ref(), Memory::Private), want);
         }
+        let own = Function { name: "__GI___libc_malloc".into(), ..Function::default() };
+        let of_library = Function { module: "libc.so.6".into(), ..own.clone() };
+        assert_eq!((allocator_name(&own), allocator_name(&of_library)), (&*own.name, "malloc"));
         let file = populate(None, Memory::File);
         assert_eq!(file, "madvise(MADV_POPULATE_READ) on the part of the file that will be used");
         let mapped = populate(Some(&creator(Call::Mmap, None)), Memory::File);
