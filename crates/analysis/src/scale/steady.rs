@@ -182,7 +182,7 @@ mod tests {
         let start = "brk1 on 2 CPUs: --warm-up 8: a CPU makes only 6 calls";
         assert!(said.starts_with(start), "{said}");
         assert!(said.contains("smaller --warm-up, or more work"), "{said}");
-        let said = error(&window(3, vec![1; 8]));
+        let said = error(&Steady { fewest: 20, ..window(3, vec![1; 8]) });
         assert!(said.contains("only 3 calls and faults, and the figures need 2"), "{said}");
         assert!(results("w".into(), &window(4, vec![1; 8]), 80).is_ok());
     }
