@@ -36,9 +36,9 @@ const fn entry(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { name, topic: Topic::Locking, workload: name, params, checks: false }
 }
 
-/// Creates a workload that runs to its end. It touches at most the pages that a pool of
-/// [`POOL`](super::POOL) frames can serve, and no page twice, so that pre-zeroed frames are zeroed
-/// before the run and not during the run.
+/// Creates a workload that runs to its end. It touches at most the pages that the pool of zeroed
+/// frames can serve, and no page twice, so that pre-zeroed frames are zeroed before the run and not
+/// during the run.
 const fn once(name: &'static str, params: &'static [&'static str]) -> Entry {
     Entry { topic: Topic::Prefault, ..entry(name, params) }
 }

@@ -121,7 +121,7 @@ impl Subject {
     }
 
     /// Runs the subject like [`run`](Self::run), and excludes the warm-up, if any, from the results:
-    /// see [`steady`](super::steady).
+    /// see [`steady`].
     ///
     /// # Errors
     /// The errors of [`run`](Self::run), or the run is too short for a required warm-up.
