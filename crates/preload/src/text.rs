@@ -31,8 +31,9 @@
 //! the lock that `dlclose` takes before it unmaps a library, and musl never unmaps libraries. The
 //! lock is short, so a fork of another thread rarely inherits it. An object in this list is mapped
 //! completely, and only relocations of text change its text later: objects with such relocations
-//! are not copied. Libraries in other namespaces (`dlmopen`) stay in place, and so do libraries
-//! without a later call of `dlsym`.
+//! are not copied. A failure because the library was closed meanwhile is not counted as a refusal:
+//! the cause is confirmed in such a call, too. Libraries in other namespaces (`dlmopen`) stay in
+//! place, and so do libraries without a later call of `dlsym`.
 //!
 //! This library's own text is smaller than a huge page, so the code below is never moved.
 
@@ -50,6 +51,8 @@ const SEGMENTS: usize = 64;
 /// The maximum number of mappings of a segment.
 const MAPPINGS: usize = 8;
 const MADV_COLLAPSE: c_int = 25;
+/// The error of a read from memory that is not mapped.
+const UNMAPPED: c_int = 14;
 
 /// The permitted ways to huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +215,7 @@ fn move_mapping(
     // SAFETY: the advice changes no contents of memory, also if another mapping is there by now.
     match (unsafe { syscall::madvise(start, end - start, MADV_COLLAPSE) }, way) {
         (Ok(()), _) => return Ok(Some([Count::CollapsedSegments, Count::CollapsedBytes])),
+        (Err(_), Way::Collapse) if later && !is_confirmed(mapping, |_| true) => return Ok(None),
         (Err(code), Way::Collapse) => return Err((Reason::Collapse, code)),
         (Err(_), Way::Copy) => {}
     }
@@ -221,13 +225,63 @@ fn move_mapping(
     if copy::accounts_strictly() {
         return Err((Reason::Accounting, 0));
     }
-    if is_relocated || !copy::is_of_file_alone(start, end) {
+    if is_relocated {
         return Err((Reason::Changed, 0));
     }
-    let copied = Copied::of(start, end - start, later)?;
+    if has_private_page(&mapping) {
+        let confirmed = !later || is_confirmed(mapping, has_private_page);
+        return if confirmed { Err((Reason::Changed, 0)) } else { Ok(None) };
+    }
+    let copied = match Copied::of(start, end - start, later) {
+        Err((Reason::Opened, UNMAPPED)) => return Ok(None),
+        copied => copied?,
+    };
     let mut placing = Placing { mapping, copied: Some(copied), result: Ok(None) };
     symbols::visit_objects(place, &mut placing);
     placing.result
+}
+
+fn has_private_page(mapping: &Mapping) -> bool {
+    let (start, end) = range(mapping);
+    !copy::is_of_file_alone(start, end)
+}
+
+/// Returns whether the program still has the mapping, and `fact` is true of it, at a time at which
+/// no other thread can close the library. Otherwise the fact may be of another mapping.
+fn is_confirmed(mapping: Mapping, fact: fn(&Mapping) -> bool) -> bool {
+    let mut confirming = Confirming { mapping, fact, confirmed: false };
+    symbols::visit_objects(confirm, &mut confirming);
+    confirming.confirmed
+}
+
+/// A fact to be confirmed.
+struct Confirming {
+    mapping: Mapping,
+    fact: fn(&Mapping) -> bool,
+    confirmed: bool,
+}
+
+/// Confirms the fact if the object contains the mapping. Returns 1 to end the visit.
+unsafe extern "C" fn confirm(object: &Object, _: usize, confirming: &mut Confirming) -> c_int {
+    if !contains(object, &confirming.mapping) {
+        return 0;
+    }
+    confirming.confirmed = exists(&confirming.mapping) && (confirming.fact)(&confirming.mapping);
+    1
+}
+
+/// Returns whether the large text of an object contains the mapping.
+fn contains(object: &Object, mapping: &Mapping) -> bool {
+    large_text(object).any(|(start, end)| {
+        let (start, end) = page::around(start, end);
+        start <= mapping.start && mapping.end <= end
+    })
+}
+
+/// Returns whether the program has the mapping.
+fn exists(mapping: &Mapping) -> bool {
+    let mut exists = false;
+    maps::visit(|known| exists |= known == *mapping).is_ok() && exists
 }
 
 /// A copy to be put in place.
@@ -240,18 +294,10 @@ struct Placing {
 
 /// Puts the copy in place if the object contains the mapping. Returns 1 to end the visit.
 unsafe extern "C" fn place(object: &Object, _: usize, placing: &mut Placing) -> c_int {
-    let mapping = placing.mapping;
-    let contains = |(start, end)| {
-        let (start, end) = page::around(start, end);
-        start <= mapping.start && mapping.end <= end
-    };
-    if !large_text(object).any(contains) {
+    if !contains(object, &placing.mapping) {
         return 0;
     }
-    let mut exists = false;
-    let visited = maps::visit(|known| exists |= known == mapping);
-    if visited.is_ok()
-        && exists
+    if exists(&placing.mapping)
         && let Some(copied) = placing.copied.take()
     {
         let counts = [Count::CopiedSegments, Count::CopiedBytes];
