@@ -126,9 +126,10 @@ impl Vma {
         &self.attributes.memory
     }
 
-    /// Takes the source of the pages of a VMA that is about to be freed.
-    pub(crate) const fn take_memory(&mut self) -> PageSource {
-        core::mem::replace(&mut self.attributes.memory, PageSource::Anonymous)
+    /// Returns the source of the pages of a VMA that is freed, after the rest has been freed.
+    #[inline(always)]
+    pub(crate) fn into_memory(self) -> PageSource {
+        self.attributes.memory
     }
 
     /// Returns the properties.

@@ -159,10 +159,9 @@ impl<M: Machine> Cpu<'_, M> {
 
     /// Frees a VMA that no reader can see, and releases its object, which is freed if this was the
     /// last use.
-    pub(crate) fn drop_vma(&self, mut vma: Box<Vma>) {
-        let memory = vma.take_memory();
-        drop(vma);
-        if let PageSource::Object(object) = memory {
+    #[expect(clippy::boxed_local, reason = "callers need not copy the VMA from the heap")]
+    pub(crate) fn drop_vma(&self, vma: Box<Vma>) {
+        if let PageSource::Object(object) = vma.into_memory() {
             Object::release(object, self);
         }
     }
