@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Predictions of `faultless advise` for address space of jemalloc, metadata, commits and delays of mimalloc, forks and shared memory, and
-# measurements: `causes.sh OUTPUT [ROUNDS [PART...]]` writes one JSON line for each figure to OUTPUT, and prints the tables. The parts are
-# allocators, forks, python and memory; without a PART all run. The script needs perf, gcc, python3 with symbols, and the libraries of jemalloc and mimalloc (MIMALLOC_2_0, MIMALLOC_2_3 and MIMALLOC_3 name the files); programs
-# without their library are omitted. FAULTLESS is the command. As root, the trial of shared memory changes shmem_enabled for its runs.
+# Predictions of `faultless advise` for address space of jemalloc, metadata, commits and delays of
+# mimalloc, forks and shared memory, and measurements: `causes.sh OUTPUT [ROUNDS [PART...]]` writes
+# one JSON line for each figure to OUTPUT, and prints the tables. The parts are allocators, forks,
+# python and memory; without a PART all run. The script needs perf, gcc, python3 with symbols, and
+# the libraries of jemalloc and mimalloc (MIMALLOC_2_0, MIMALLOC_2_3 and MIMALLOC_3 name the files);
+# programs without their library are omitted. FAULTLESS is the command. As root, the trial of shared
+# memory changes shmem_enabled for its runs.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-7} faultless=${FAULTLESS:-faultless} python=${PYTHON:-python3}
 parts=" ${*:3} "
@@ -107,8 +110,8 @@ int main(int argc, char **argv) {
 }
 END
 cat > workers.py <<'END'
-# A parent with many objects forks four workers: "collect" runs the collector in each, and "read" then reads all objects. "freeze"
-# excludes the objects from the collections.
+# A parent with many objects forks four workers: "collect" runs the collector in each, and "read"
+# then reads all objects. "freeze" excludes the objects from the collections.
 import gc, os, sys
 data = [{"n": i, "s": str(i)} for i in range(150_000)]
 if "freeze" in sys.argv:
@@ -126,7 +129,8 @@ for pid in pids:
     os.waitpid(pid, 0)
 END
 cat > pairs.py <<'END'
-# Runs a command with and without its last word in turn, and writes the faults and the processor time that the word saves.
+# Runs a command with and without its last word in turn, and writes the faults and the processor
+# time that the word saves.
 import json, os, resource, statistics, subprocess, sys
 rounds, name, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 def run(words):

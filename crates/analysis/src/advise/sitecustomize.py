@@ -1,5 +1,6 @@
-# Times full garbage collections of children, and of parents after a fork, for one run of `faultless advise`. The interpreter imports this module at its start,
-# and the module imports the program's own sitecustomize. Python 3.7 and later have gc.freeze and os.register_at_fork.
+# Times full garbage collections of children, and of parents after a fork, for one run of `faultless
+# advise`. The interpreter imports this module at its start, and the module imports the program's
+# own sitecustomize. Python 3.7 and later have gc.freeze and os.register_at_fork.
 import sys
 
 

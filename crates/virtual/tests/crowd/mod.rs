@@ -19,8 +19,8 @@
 //!   at most 2 MiB beyond their range. Huge leaves do not fit there; they are selected in the other
 //!   blocks, in which arenas are 64 MiB apart.
 //! - *Boundaries.* The seed determines the place of all arenas: the boundary of one arena is a
-//!   multiple of a power of two from 2 MiB to 8 TiB. Those of the others follow from their
-//!   distance.
+//!   multiple of a power of two from 2 MiB to 8 TiB. The boundaries of the other arenas follow
+//!   from their distance.
 //! - *Placement* may choose any address, and 64 CPUs compete for the highest hole. Mappings outside
 //!   the arena are checked separately: their VMAs, contents, and exclusive use. Checks of a single
 //!   pair cover a placed mapping adjacent to another mapping of its case.
