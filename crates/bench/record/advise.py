@@ -21,8 +21,9 @@ import sys
 import tempfile
 import time
 
-# The fewest pairs of runs for each advice, and the seconds that all runs without the advice take: the noise of a short
-# run is a larger part of its time, so it needs more pairs, up to four times ROUNDS.
+# The fewest pairs of runs for each advice, and the seconds that all runs without the advice take:
+# the noise of a short run is a larger part of its time, so it needs more pairs, up to four times
+# ROUNDS.
 ROUNDS = 9
 SECONDS = 8
 

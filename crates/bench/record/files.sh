@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Predictions of `faultless advise` for mapped files, and measurements with a warm and with a cold page cache:
-# `files.sh OUTPUT [ROUNDS [CASE...]]` writes one JSON line for each figure to OUTPUT, with the figures of each run, and prints the tables.
-# A CASE is an order of loads and a page cache, such as random-cold; without a CASE all run. The script needs perf, gcc, and a working
-# directory on a disk with 256 MiB. As root, the read-ahead of the disk is tried at another size (--sysfs), and restored. FAULTLESS is
-# the command. The exit status is 1 if a case failed.
+# Predictions of `faultless advise` for mapped files, and measurements with a warm and with a cold
+# page cache: `files.sh OUTPUT [ROUNDS [CASE...]]` writes one JSON line for each figure to OUTPUT,
+# with the figures of each run, and prints the tables. A CASE is an order of loads and a page cache,
+# such as random-cold; without a CASE all run. The script needs perf, gcc, and a working directory
+# on a disk with 256 MiB. As root, the read-ahead of the disk is tried at another size (--sysfs),
+# and restored. FAULTLESS is the command. The exit status is 1 if a case failed.
 set -euo pipefail
 output=$(realpath -m "$1") rounds=${2:-7} faultless=${FAULTLESS:-faultless}
 cases=("${@:3}")

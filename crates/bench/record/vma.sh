@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Calls that change mappings on simulated CPUs, in the steady state: `vma.sh OUTPUT [CPUS [POLICIES]]` writes one JSON line for each
-# figure to OUTPUT, with the facts of the machine in the first line, and prints the rate and the start-up of each run. CPUS are
-# "1 2 8 64 384" by default, and POLICIES "speculative per_vma mmap_lock". A CPU does less work under a lock and on more CPUs, so
-# that a run takes less than five minutes of one CPU. FAULTLESS is the command. All figures are simulated, on the profile 384-core.
+# Calls that change mappings on simulated CPUs, in the steady state: `vma.sh OUTPUT [CPUS
+# [POLICIES]]` writes one JSON line for each figure to OUTPUT, with the facts of the machine in the
+# first line, and prints the rate and the start-up of each run. CPUS are "1 2 8 64 384" by default,
+# and POLICIES "speculative per_vma mmap_lock". A CPU does less work under a lock and on more CPUs,
+# so that a run takes less than five minutes of one CPU. FAULTLESS is the command. All figures are
+# simulated, on the profile 384-core.
 set -euo pipefail
 output=$(realpath -m "$1") counts=${2:-1 2 8 64 384} policies=${3:-speculative per_vma mmap_lock} faultless=${FAULTLESS:-faultless}
 lines=$(mktemp)
@@ -14,7 +16,8 @@ print(json.dumps({"processor": model, "cores": os.cpu_count(), "kernel": "Linux 
                   "profile": "384-core", "simulated": True, "unix_time": int(time.time())}))
 END
 
-# Chunks of a CPU in a round of the workload $3 in the order $4. The second of two rounds is measured.
+# Chunks of a CPU in a round of the workload $3 in the order $4. The second of two rounds is
+# measured.
 chunks() {
     case $1-$2-$3-$4 in
         *-1-* | *-2-* | speculative-8-* | speculative-64-*) echo 256 ;;
@@ -29,8 +32,9 @@ chunks() {
     esac
 }
 
-# The last two arguments are the warm-up. If it leaves no time in which all CPUs work, because some CPUs end their work while others
-# starve, the figures are those of the whole run: their lines have no `warm_up`.
+# The last two arguments are the warm-up. If it leaves no time in which all CPUs work, because some
+# CPUs end their work while others starve, the figures are those of the whole run: their lines have
+# no `warm_up`.
 run() {
     local begin=$SECONDS all=("$@" --profile 384-core --json "$lines")
     "$faultless" scale "${all[@]}" > /dev/null 2>&1 ||

@@ -39,7 +39,7 @@ const REPORTED: Duration = Duration::from_millis(3_500);
 const WAITED: usize = 3;
 
 /// Bytes of memory in which page walks are measured. Loads in less memory find more of the page
-/// tables in a cache, but a program's own data displaces page tables: huge pages saved 9 to 20 ns
+/// tables in a cache, but a program's own data displaces page tables: huge pages saved 7 to 20 ns
 /// of a walk in programs of 80 to 250 MiB, on an AMD EPYC, and 11 ns in this memory.
 const WALKED: usize = 256 << 20;
 
