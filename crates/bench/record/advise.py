@@ -2,7 +2,9 @@
 """Compares predictions of `faultless advise` with measurements, for real programs and for servers under load.
 
     advise.py OUTPUT [ROUNDS [NAME...]]     measures
-    advise.py --table RECORD...             prints the tables of earlier records
+    advise.py --table RECORD... [--predictions RECORD]
+                                            prints the tables of earlier records, the second with the predictions of
+                                            another version of the command
 
 Writes one JSON line for each figure to OUTPUT, the machine's facts first and the versions of the programs second, and
 prints the tables. It needs root (tracepoints, sizes of huge pages), and an hour on a host without other load; programs
@@ -349,7 +351,7 @@ def facts(rounds):
             "cores": os.cpu_count(), "rounds": rounds, "thp": thp[thp.find("[") + 1:thp.find("]")]}
 
 
-def table(records):
+def table(records, predictions=None):
     """Prints each saving beyond the noise beside its prediction, then the share of right signs and the median error."""
     rows = {}
     for record in records:
@@ -360,6 +362,13 @@ def table(records):
         for figure in figures:
             key = figure["workload"].removeprefix("advise:"), figure["setting"]
             rows.setdefault(key, {})[figure["metric"]] = figure["value"]
+    if predictions:
+        for row in rows.values():
+            row.pop("predicted_seconds", None)
+        for figure in map(json.loads, open(predictions)):
+            key = figure.get("workload", "").removeprefix("advise:"), figure.get("setting")
+            if figure.get("metric") == "predicted_seconds" and key in rows:
+                rows[key]["predicted_seconds"] = figure["value"]
     signs, errors, programs = [], [], set()
     print("| program | advice | predicted | measured | 95 % | error |\n|---|---|---|---|---|---|")
     for (program, setting), row in rows.items():
@@ -435,6 +444,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     if sys.argv[1] == "--table":
-        table(sys.argv[2:])
+        *records, predictions = sys.argv[2:] if "--predictions" in sys.argv else [*sys.argv[2:], None]
+        table([record for record in records if record != "--predictions"], predictions)
     else:
         measure(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS, sys.argv[3:])

@@ -15,7 +15,6 @@ use crate::rmap::visits::Visits;
 use crate::rmap::walker::Walk;
 use crate::space::Space;
 use crate::space::area::{PageSource, Prot};
-use crate::space::vma::Vma;
 use crate::sync::grace::Section;
 use crate::table::Entry;
 use crate::table::node::{self, ENTRIES, HUGE, LAST, ROOT};
@@ -314,8 +313,7 @@ pub fn audit_with<M: Machine>(
 pub fn stable_entry<M: Machine>(cpu: &Cpu<'_, M>, space: &Space<M>, addr: u64) -> Option<u64> {
     let section = space.section(cpu);
     let found = space.view(cpu, &section).at(addr)?;
-    // SAFETY: VMAs in a view live as long as the section.
-    let vma: &Vma = unsafe { found.value.as_ref() };
+    let vma = found.get();
     let seen = vma.sequence.read()?;
     let entry = space.entry_at(cpu, addr);
     // The claims are read last: a writer claims the page before changing the entry read above.
@@ -335,8 +333,7 @@ fn audit_space<M: Machine>(
 ) -> Result<u64, Discrepancy> {
     let view = space.view(cpu, section);
     for entry in view.iter_from(0) {
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma: &Vma = unsafe { entry.value.as_ref() };
+        let vma = entry.get();
         if vma.sequence.read().is_none() {
             return Err(Discrepancy::Stopped { range: vma.range() });
         }
@@ -350,81 +347,74 @@ fn audit_space<M: Machine>(
     let (references, mapped) = (&mut found.references, &mut found.mapped);
     let leaves = &mut found.leaves;
     let mut page = |addr, entry: Entry, huge: bool| {
-        // SAFETY: the space is alive, and no call is in progress.
-        unsafe {
-            let wrong = |what| Err(Discrepancy::Entry { addr, what });
-            let Some(vma) = view.at(addr) else {
-                return wrong("outside every VMA");
-            };
-            let vma = vma.value.as_ref();
-            let area = vma.area();
-            if entry.is_swapped() {
-                if entry != Entry::swapped(entry.slot()) || entry.slot() >= area_slots {
-                    return wrong("swapped, but without a valid slot");
-                }
-                if !area.is_private() || vma.anon_vma.get().is_none() {
-                    return wrong("swapped in a VMA without private pages");
-                }
-                swapped += 1;
-                *slots.entry(entry.slot()).or_default() += 1;
-                return Ok(());
+        let wrong = |what| Err(Discrepancy::Entry { addr, what });
+        let Some(vma) = view.at(addr).map(|found| found.get()) else {
+            return wrong("outside every VMA");
+        };
+        let area = vma.area();
+        if entry.is_swapped() {
+            if entry != Entry::swapped(entry.slot()) || entry.slot() >= area_slots {
+                return wrong("swapped, but without a valid slot");
             }
-            if entry.is_writable() && !area.allows(Prot::WRITE) {
-                return wrong("writable in a VMA that is not");
+            if !area.is_private() || vma.anon_vma.get().is_none() {
+                return wrong("swapped in a VMA without private pages");
             }
-            if entry.is_executable() && !area.allows(Prot::EXEC) {
-                return wrong("executable in a VMA that is not");
-            }
-            if entry.is_hidden() != area.prot.is_empty() {
-                return wrong("accessible though its VMA is not, or the reverse");
-            }
-            let device = match area.memory {
-                PageSource::Device { cache, .. } => Some(*cache),
-                _ => None,
-            };
-            if cpu.vm().device(entry) != device {
-                return wrong(
-                    "device memory in a VMA of another kind or cache mode, or the reverse",
-                );
-            }
-            if device.is_some() {
-                if u64::from(entry.frame().0) != area.index_of(addr) {
-                    return wrong("a frame that does not belong to the device");
-                }
-                return Ok(());
-            }
-            if cpu.vm().maps_zeros(entry) {
-                if entry.is_writable() {
-                    return wrong("the zero page is writable");
-                }
-                return Ok(());
-            }
-            let meta = cpu.vm().frames.meta(entry.frame());
-            let kind = meta.kind();
-            if kind == Kind::Used(FrameUse::Anon) && vma.anon_vma.get().is_none() {
-                return wrong("an anonymous page in a VMA without an anon_vma");
-            }
-            if kind != Kind::Used(if area.is_private() { FrameUse::Anon } else { FrameUse::Shared })
-            {
-                if kind != Kind::Used(FrameUse::Shared) || area.memory.object().is_none() {
-                    return wrong("maps a frame of another kind than the VMA");
-                }
-                if entry.is_writable() {
-                    return wrong("an object's page is writable in a private VMA");
-                }
-            }
-            resident += 1;
-            if huge {
-                return if kind == Kind::Used(FrameUse::Shared) && !entry.is_writable() {
-                    Ok(())
-                } else {
-                    wrong("a huge leaf that allows stores, or maps a frame outside the object")
-                };
-            }
-            *references.entry(entry.frame().0).or_default() += 1;
-            *mapped.entry(entry.frame().0).or_default() += 1;
-            Ok(())
+            swapped += 1;
+            *slots.entry(entry.slot()).or_default() += 1;
+            return Ok(());
         }
+        if entry.is_writable() && !area.allows(Prot::WRITE) {
+            return wrong("writable in a VMA that is not");
+        }
+        if entry.is_executable() && !area.allows(Prot::EXEC) {
+            return wrong("executable in a VMA that is not");
+        }
+        if entry.is_hidden() != area.prot.is_empty() {
+            return wrong("accessible though its VMA is not, or the reverse");
+        }
+        let device = match area.memory {
+            PageSource::Device { cache, .. } => Some(*cache),
+            _ => None,
+        };
+        if cpu.vm().device(entry) != device {
+            return wrong("device memory in a VMA of another kind or cache mode, or the reverse");
+        }
+        if device.is_some() {
+            if u64::from(entry.frame().0) != area.index_of(addr) {
+                return wrong("a frame that does not belong to the device");
+            }
+            return Ok(());
+        }
+        if cpu.vm().maps_zeros(entry) {
+            if entry.is_writable() {
+                return wrong("the zero page is writable");
+            }
+            return Ok(());
+        }
+        let meta = cpu.vm().frames.meta(entry.frame());
+        let kind = meta.kind();
+        if kind == Kind::Used(FrameUse::Anon) && vma.anon_vma.get().is_none() {
+            return wrong("an anonymous page in a VMA without an anon_vma");
+        }
+        if kind != Kind::Used(if area.is_private() { FrameUse::Anon } else { FrameUse::Shared }) {
+            if kind != Kind::Used(FrameUse::Shared) || area.memory.object().is_none() {
+                return wrong("maps a frame of another kind than the VMA");
+            }
+            if entry.is_writable() {
+                return wrong("an object's page is writable in a private VMA");
+            }
+        }
+        resident += 1;
+        if huge {
+            return if kind == Kind::Used(FrameUse::Shared) && !entry.is_writable() {
+                Ok(())
+            } else {
+                wrong("a huge leaf that allows stores, or maps a frame outside the object")
+            };
+        }
+        *references.entry(entry.frame().0).or_default() += 1;
+        *mapped.entry(entry.frame().0).or_default() += 1;
+        Ok(())
     };
     let mut leaf = |addr: u64, entry: Entry, level: u32| {
         if level == LAST {

@@ -27,6 +27,7 @@ use crate::reclaim::compact::Compaction;
 use crate::reclaim::lazy_list;
 use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
+use crate::space::stock::SharedVmaStock;
 use crate::stat::{Totals, Trace};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::grace::Grace;
@@ -45,6 +46,8 @@ pub struct Vm<M: Machine> {
     machine: M,
     pub(crate) frames: Frames,
     pub(crate) grace: Grace,
+    /// The free VMAs that all CPUs share.
+    pub(crate) free_vmas: SharedVmaStock,
     pub(crate) claims: ClaimSlots,
     pub(crate) inboxes: PerCpu<Inbox>,
     pub(crate) deferred: Deferred,
@@ -120,6 +123,7 @@ impl<M: Machine> Vm<M> {
             zero,
             defaults: Default::default(),
             grace: Grace::try_new(cpus)?,
+            free_vmas: SharedVmaStock::default(),
             claims: ClaimSlots::try_new(cpus, |_| Default::default())?,
             inboxes: PerCpu::try_new(cpus, |_| Inbox::new())?,
             deferred: Deferred::try_new(cpus)?,

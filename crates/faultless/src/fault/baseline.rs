@@ -51,8 +51,7 @@ impl<M: Machine> Space<M> {
             cpu.count(Counter::VmaLockAbort);
             return None;
         };
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = unsafe { entry.value.as_ref() };
+        let vma = entry.get();
         let read = self.check(cpu, vma, access).ok().and_then(|_| vma.lock.try_read());
         let Some(read) = read else {
             cpu.count(Counter::VmaLockAbort);

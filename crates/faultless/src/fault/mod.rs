@@ -336,17 +336,15 @@ impl<M: Machine> Space<M> {
     /// has a memory policy, a frame is [prepared](mem_policy).
     #[inline(always)]
     fn running_vma<'s>(
-        &self,
+        &'s self,
         cpu: &Cpu<'_, M>,
         section: &'s Section<'_>,
         page: u64,
         access: Access,
         prepared: &mut Prepared,
     ) -> Option<(&'s Vma, u64)> {
-        // A VMA that was replaced after the last fault has an odd sequence permanently.
-        if let Some(vma) = cpu.state().hint.get(&cpu.vm().grace, section, self.id())
+        if let Some((vma, seen)) = cpu.state().hint.get(section, self.id())
             && vma.range().contains(page)
-            && let Some(seen) = vma.sequence.read()
         {
             return Some((vma, seen));
         }
@@ -355,7 +353,7 @@ impl<M: Machine> Space<M> {
 
     #[inline(never)]
     fn look_up_vma<'s>(
-        &self,
+        &'s self,
         cpu: &Cpu<'_, M>,
         section: &'s Section<'_>,
         page: u64,
@@ -365,12 +363,11 @@ impl<M: Machine> Space<M> {
         let runs = self.is_run_by(cpu);
         let view = if runs { self.view_of_runner(cpu, section) } else { self.view(cpu, section) };
         let entry = view.at(page)?;
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma: &'s Vma = unsafe { entry.value.as_ref() };
+        let vma = entry.get();
         let seen = vma.sequence.read()?;
         mem_policy::place(cpu, vma, page, access, prepared);
         if runs && !mem_policy::has_policy(vma) {
-            cpu.state().hint.set(&cpu.vm().grace, section, self.id(), vma);
+            cpu.state().hint.set(self.id(), vma, seen);
         }
         Some((vma, seen))
     }
@@ -513,8 +510,7 @@ impl<M: Machine> Space<M> {
         let ahead = ahead.filter(|_| ticket.is_of_neighbours());
         let section = cpu.section();
         let entry = self.view(cpu, &section).at(page).ok_or(Abort::Unmapped)?;
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = unsafe { entry.value.as_ref() };
+        let vma = entry.get();
         if !access.allowed_by(vma.prot()) {
             return Err(Abort::Access);
         }

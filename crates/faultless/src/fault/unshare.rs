@@ -56,8 +56,7 @@ impl<M: Machine> Space<M> {
         let ticket = if of_page { Ticket::page_held() } else { Ticket::held() };
         let section = cpu.section();
         let Some(entry) = self.view(cpu, &section).at(page) else { return Ok(None) };
-        // SAFETY: VMAs in a view live as long as the section.
-        let vma = unsafe { entry.value.as_ref() };
+        let vma = entry.get();
         if !vma.is_private() || vma.prot().is_empty() {
             return Ok(None);
         }

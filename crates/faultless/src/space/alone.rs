@@ -14,9 +14,8 @@ use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
 use crate::rmap::AnonVma;
-use crate::space::tree::{Entry, Spot, Version, View};
+use crate::space::tree::{Entry, Found, Spot, Version, View};
 use crate::sync::grace::{RetireChain, RetireLink};
-use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 /// The step of an owner.
@@ -26,7 +25,7 @@ pub(super) struct Alone<'w, 'a, 'v, M: Machine> {
 
 /// The VMAs in a range, and beside it.
 #[derive(Default)]
-struct Found<'w> {
+struct Near<'w> {
     /// The VMA that starts below the range, and the one that ends above it: each overlaps or
     /// touches it. Both may be the same.
     below: Option<&'w Vma>,
@@ -96,7 +95,7 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     ) -> Result<(), Refused> {
         let mut spot = Spot::nowhere();
         self.lead(&mut spot, range.start.saturating_sub(1));
-        let Found { below, above, inside } = find(&spot, range);
+        let Near { below, above, inside } = find(&spot, range);
         let low_cut = below.filter(|vma| vma.end() > range.start);
         let high_cut = above.filter(|vma| vma.start() < range.end);
         if low_cut.is_some() || high_cut.is_some() {
@@ -123,12 +122,12 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let removed = inside + usize::from(both);
         self.check_count(usize::from(comes) + usize::from(split.is_some()), removed)?;
 
-        let mut made = Made::new();
+        let cpu = self.writing.cpu;
+        let mut made = None;
         let core = &self.writing.space.core;
         let mut make = |piece, merges| -> Result<NonNull<Vma>, OutOfMemory> {
-            // No box from here on: to move one is to claim that there is no other pointer.
-            let vma = NonNull::from(Box::leak(make_vma(piece, core, State::Unlocked, merges)?));
-            made.add(vma);
+            let vma = make_vma(cpu, piece, core, State::Unlocked, merges)?;
+            made.get_or_insert_with(|| Made::new(cpu)).add(vma);
             Ok(vma)
         };
         let rest = match split {
@@ -280,18 +279,21 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
     /// Adds the VMA of `entry` to `old`.
     #[inline(always)]
     fn goes(&self, entry: Entry<Vma>, old: &mut RetireChain) {
-        self.writing.cpu.state().hint.forget_vma(entry.value.as_ptr());
         // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the
         // owner uses it.
-        unsafe { old.append(entry.value.cast::<RetireLink>()) };
+        unsafe {
+            // This CPU's next fault must not use the VMA.
+            entry.value.as_ref().sequence.detach();
+            old.append(entry.value.cast::<RetireLink>());
+        }
     }
 }
 
 /// What is in `range`, and beside it. `spot` begins with the first entry that ends at its start, or
 /// above.
 #[inline(always)]
-fn find<'w>(spot: &Spot<'w, Vma>, range: VirtRange) -> Found<'w> {
-    let mut found = Found::default();
+fn find<'w>(spot: &Spot<'w, Vma>, range: VirtRange) -> Near<'w> {
+    let mut found = Near::default();
     let mut near = spot.iter();
     while let Some(entry) = near.next()
         && entry.start <= range.end
@@ -332,7 +334,7 @@ fn entry(vma: NonNull<Vma>) -> Entry<Vma> {
 }
 
 /// The VMA of `entry`, of the tree that this CPU owns.
-fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
+fn vma<'w>(entry: Found<'_, Vma>) -> &'w Vma {
     // SAFETY: in the tree, so that it lives until the writer that removes it is done.
     unsafe { entry.value.as_ref() }
 }

@@ -109,8 +109,7 @@ impl<M: Machine> Space<M> {
         let section = self.section(cpu);
         let mut looks = 0;
         for entry in self.view(cpu, &section).iter_from(from) {
-            // SAFETY: VMAs in a view live as long as the section.
-            let area = unsafe { entry.value.as_ref() }.area();
+            let area = entry.get().area();
             let mut start = area.range.start.max(from).next_multiple_of(TABLE_ALIGN);
             loop {
                 if looks == MOST_LOOKS {

@@ -6,6 +6,7 @@ use super::vma::Vma;
 use crate::fault::prefault::history::HistoryCell;
 use crate::heap::Shared;
 use alloc::boxed::Box;
+use core::ptr::NonNull;
 
 /// The remains of a dropped space, which no CPU runs.
 ///
@@ -21,34 +22,16 @@ pub(crate) struct DroppedSpace {
 
 impl Drop for DroppedSpace {
     fn drop(&mut self) {
-        each_vma(&mut self.tree, drop);
+        // SAFETY: made by `heap::try_box_with`. The subsystem is gone, and with it all hints.
+        take_vmas(&mut self.tree, |vma| drop(unsafe { Box::from_raw(vma.as_ptr()) }));
     }
 }
 
-/// Takes each VMA out of a tree that nothing else refers to.
-pub(super) fn each_vma(tree: &mut Tree<Vma>, mut take: impl FnMut(Box<Vma>)) {
-    let rest = &mut Rest { tree, next: 0 };
-    for entry in rest.tree.view_mut().iter_from(0) {
-        rest.next = entry.end;
-        // SAFETY: the tree's only pointer to the VMA, which the tree does not follow; made by
-        // `heap::try_box`.
-        take(unsafe { Box::from_raw(entry.value.as_ptr()) });
+/// Takes all VMAs out of a tree that nothing else refers to, and frees the tree. `take` must not
+/// panic.
+pub(super) fn take_vmas(tree: &mut Tree<Vma>, mut take: impl FnMut(NonNull<Vma>)) {
+    for entry in tree.view_mut().iter_from(0) {
+        take(entry.value);
     }
-}
-
-/// A tree without its VMAs below an address, which were taken out. The drop frees the tree and its
-/// other VMAs. Some are left only if the end of a VMA panicked.
-struct Rest<'t> {
-    tree: &'t mut Tree<Vma>,
-    next: u64,
-}
-
-impl Drop for Rest<'_> {
-    fn drop(&mut self) {
-        for entry in self.tree.view_mut().iter_from(self.next) {
-            // SAFETY: as in `each_vma`.
-            drop(unsafe { Box::from_raw(entry.value.as_ptr()) });
-        }
-        self.tree.destroy();
-    }
+    tree.destroy();
 }

@@ -2,13 +2,14 @@
 
 use super::Space;
 use super::brk::bounds::{Heap, HeapBounds};
-use super::dropped::{DroppedSpace, each_vma};
+use super::dropped::{DroppedSpace, take_vmas};
 use crate::addr::{FrameNumber, VirtRange};
 use crate::ended::{Left, Place};
 use crate::fault::prefault::history::HistoryCell;
 use crate::machine::{CpuId, MAX_CPUS, Machine};
 use crate::space::batch::FlushBatch;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::order::Reclaim;
 use crate::table::node::ROOT;
 use crate::vm::Cpu;
@@ -56,7 +57,12 @@ impl<M: Machine> Space<M> {
         // `self` is owned: no other CPU can find one of its VMAs or tables any more, so none needs
         // to wait for a grace period.
         let _tables = Tables { cpu, root: self.root() };
-        each_vma(&mut self.tree, |vma| cpu.drop_vma(vma));
+        let mut vmas = RetireChain::default();
+        // SAFETY: a link is the first field of a VMA. This CPU alone reaches the VMAs.
+        take_vmas(&mut self.tree, |vma| unsafe { vmas.append(vma.cast::<RetireLink>()) });
+        // SAFETY: as above.
+        unsafe { cpu.leave_gone(vmas) };
+        cpu.free_gone();
     }
 
     /// Reconstructs a space from its remains.

@@ -101,8 +101,7 @@ impl<M: Machine> Writing<'_, '_, M> {
     /// around `addr` that can merge, in address order. A VMA under change by another writer merges
     /// when this writer finishes.
     fn next_merge(&self, view: &View<'_, Vma>, addr: u64) -> Option<VirtRange> {
-        // SAFETY: VMAs in a view live as long as the section.
-        let near = |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+        let near = |addr| view.at(addr).map(|entry| entry.get());
         let is_busy =
             |vma: &Vma| vma.sequence.read().is_none() && !self.is_changing(NonNull::from(vma));
         let mut vma: &Vma = near(addr).filter(|vma| !is_busy(vma))?;

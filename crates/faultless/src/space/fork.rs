@@ -29,7 +29,6 @@ use crate::table::Entry;
 use crate::table::node::{self, LAST};
 use crate::table::protocol;
 use crate::vm::Cpu;
-use alloc::boxed::Box;
 use core::ops::Range;
 use core::ptr::NonNull;
 
@@ -88,8 +87,7 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
             self.cpu.vm().lazy.note(self.cpu, &child.core, hull);
         }
         for entry in child.tree.snapshot(&self.cpu.section()).iter_from(0) {
-            // SAFETY: the child's tree owns the VMA, and no other CPU can reach the child.
-            let vma = unsafe { entry.value.as_ref() };
+            let vma = entry.get();
             vma.anon_vma.unseal();
             vma.sequence.end_write();
         }
@@ -118,13 +116,11 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
                     break;
                 }
             };
-            let VirtRange { start, end } = copy.range();
-            // No box from here on: moving a box would claim that there is no other pointer.
-            let copy = NonNull::from(Box::leak(copy));
+            let VirtRange { start, end } = vma.range();
             // The tree with the VMA is published even on failure, so that exit finds the VMA.
             if let Err(oom) = edit.insert(start, end, copy) {
-                // SAFETY: leaked from a box just now, and not in the tree.
-                self.cpu.drop_vma(unsafe { Box::from_raw(copy.as_ptr()) });
+                // SAFETY: made just now, and not in the tree.
+                unsafe { self.cpu.free_vma(copy) };
                 result = Err(oom);
                 break;
             }
@@ -142,13 +138,13 @@ impl<'v, M: Machine> Writing<'_, 'v, M> {
     }
 
     /// Returns the VMA of the child of `core`, with its own anon_vma.
-    fn copy_vma(&self, vma: &Vma, core: &Shared<Core>) -> Result<Box<Vma>, OutOfMemory> {
+    fn copy_vma(&self, vma: &Vma, core: &Shared<Core>) -> Result<NonNull<Vma>, OutOfMemory> {
         let root = has_private_pages(vma).then(|| self.cpu.make_anon_vma(true));
         // Locks are not inherited.
         let flags = vma.flags() - VmaFlags::ANY_LOCK;
         let mut piece = Piece { root, ..vma.part(vma.range()) };
         piece.attributes.flags = flags;
-        make_vma(piece, core, State::WriteLocked, [false; 2])
+        make_vma(self.cpu, piece, core, State::WriteLocked, [false; 2])
     }
 
     /// Maps the pages of `range` in the child too, read-only in both spaces. In place of pinned

@@ -4,13 +4,11 @@ use super::STACK_GUARD;
 use super::Space;
 use super::area::VmaFlags;
 use super::step::Step;
-use super::vma::Vma;
 use super::write::Refused;
 use super::write::{NOWHERE, Writing};
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::error::OutOfMemory;
 use crate::machine::Machine;
-use crate::space::tree::Entry;
 use crate::stat::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vm::Cpu;
@@ -100,9 +98,7 @@ impl<M: Machine> Writing<'_, '_, M> {
             0 => self.cpu.vm().knobs.stack_limit(),
             own => own,
         };
-        // SAFETY: a VMA in the tree, which lives as long as the writer's section.
-        let area = |entry: Entry<Vma>| unsafe { entry.value.as_ref() }.area();
-        let Some(own) = step.view().at(stack).map(area) else { return Ok(false) };
+        let Some(own) = step.view().at(stack).map(|own| own.get().area()) else { return Ok(false) };
         if !own.flags.contains(VmaFlags::GROWSDOWN)
             || own.range.end - page > limit
             || own.offset < gap.pages()
@@ -111,7 +107,7 @@ impl<M: Machine> Writing<'_, '_, M> {
         }
         if let Some(below) = step.view().before(page + 1)
             && page - below.end < STACK_GUARD
-            && let below = area(below)
+            && let below = below.get().area()
             && !below.prot.is_empty()
             && !below.flags.contains(VmaFlags::GROWSDOWN)
         {

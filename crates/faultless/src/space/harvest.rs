@@ -17,7 +17,6 @@ use crate::sync::grace::RetireChain;
 use crate::table::node;
 use core::cell::Cell;
 use core::ops::Range;
-use core::ptr::NonNull;
 
 /// The VMAs that covered the unmapped pages.
 pub(super) enum Was<'a> {
@@ -31,10 +30,8 @@ pub(super) enum Was<'a> {
 impl Was<'_> {
     /// Calls `each` for the parts of `range` in private anonymous memory.
     fn each_private(&self, range: VirtRange, mut each: impl FnMut(VirtRange)) {
-        let mut look = |vma: NonNull<Vma>| {
-            // SAFETY: VMAs in a view live as long as the section, and removed VMAs as long as their
-            // writer.
-            let area = unsafe { vma.as_ref() }.area();
+        let mut look = |vma: &Vma| {
+            let area = vma.area();
             let part = area.range.intersect(range);
             if area.memory.is_anonymous() && !part.is_empty() {
                 each(part);
@@ -44,11 +41,11 @@ impl Was<'_> {
             Self::Seen(view) => view
                 .iter_from(range.start)
                 .take_while(|entry| entry.start < range.end)
-                .for_each(|entry| look(entry.value)),
+                .for_each(|entry| look(entry.get())),
             Self::Removed(gone, cut) => {
                 // SAFETY: the writer that removed the VMAs has not freed them yet, and uses their
                 // links for no other purpose.
-                unsafe { gone.get().iter() }.for_each(|link| look(link.cast()));
+                unsafe { gone.get().iter().for_each(|link| look(link.cast().as_ref())) };
                 let cut = cut.get().map(|cut| cut.intersect(range));
                 cut.into_iter().filter(|cut| !cut.is_empty()).for_each(each);
             }

@@ -1,11 +1,14 @@
 //! The VMAs that a [step](super::step) makes.
 
+use super::area::PageSource;
 use super::vma::{Piece, Vma};
 use crate::error::OutOfMemory;
-use crate::heap::{self, Shared};
+use crate::heap::Shared;
+use crate::machine::Machine;
 use crate::rmap::mapping::Mapping;
 use crate::space::core::Core;
-use alloc::boxed::Box;
+use crate::vm::Cpu;
+use core::fmt;
 use core::ptr::NonNull;
 
 /// Whether a VMA made by a step is usable before its writer is done.
@@ -18,36 +21,69 @@ pub(super) enum State {
 }
 
 /// Makes the VMA of `piece` in the space of `core`.
-pub(super) fn make_vma(
+///
+/// # Errors
+/// [`OutOfMemory`] if the heap is exhausted.
+#[inline(always)]
+pub(super) fn make_vma<M: Machine>(
+    cpu: &Cpu<'_, M>,
     piece: Piece,
     core: &Shared<Core>,
     state: State,
     merges: [bool; 2],
-) -> Result<Box<Vma>, OutOfMemory> {
+) -> Result<NonNull<Vma>, OutOfMemory> {
     let mapping = Mapping::try_new(&piece, core)?;
-    let vma = heap::try_box_with(|| Vma::new(piece, merges, mapping))?;
-    if state == State::WriteLocked {
-        vma.sequence.begin_write();
+    let vma = cpu.state().free_vmas.take(&cpu.vm().free_vmas, cpu)?;
+    // SAFETY: free, and taken just now.
+    let new = unsafe {
+        Vma::reuse(vma, piece, merges, mapping);
+        vma.as_ref()
+    };
+    match state {
+        State::Unlocked => new.sequence.end_write(),
         // Otherwise a fault under a claim of another of its pages could set an anon_vma that the
         // writer does not see.
-        vma.anon_vma.seal();
+        State::WriteLocked => new.anon_vma.seal(),
     }
     Ok(vma)
 }
 
+impl<M: Machine> Cpu<'_, M> {
+    /// Frees `vma`, and returns the source of its pages.
+    ///
+    /// # Safety
+    /// `vma` was made by [`make_vma`] and not freed since, and no other CPU reaches it, except by a
+    /// hint.
+    #[inline(always)]
+    pub(crate) unsafe fn end_vma(&self, vma: NonNull<Vma>) -> PageSource {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let memory = Vma::make_free(vma);
+            self.state().free_vmas.give(vma, &self.vm().free_vmas, self);
+            memory
+        }
+    }
+}
+
 /// VMAs outside published trees, at most two rests and a piece for each of two ranges. They are
 /// freed if they are never published.
-#[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct Made<'a, 'v, M: Machine> {
+    cpu: &'a Cpu<'v, M>,
     pub(super) vmas: [Option<NonNull<Vma>>; 6],
     /// The number of used places; places of freed VMAs stay empty.
     pub(super) used: usize,
 }
 
-impl Made {
-    /// Returns an empty list.
-    pub(super) const fn new() -> Self {
-        Self { vmas: [None; 6], used: 0 }
+impl<M: Machine> fmt::Debug for Made<'_, '_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'a, 'v, M: Machine> Made<'a, 'v, M> {
+    /// Returns an empty list of VMAs that `cpu` makes.
+    pub(super) const fn new(cpu: &'a Cpu<'v, M>) -> Self {
+        Self { cpu, vmas: [None; 6], used: 0 }
     }
 
     fn iter(&self) -> impl Iterator<Item = NonNull<Vma>> {
@@ -70,18 +106,18 @@ impl Made {
             return false;
         };
         *made = None;
-        // SAFETY: leaked from a box, and in no published tree, because published VMAs are removed
+        // SAFETY: made by `make_vma`, and in no published tree, because published VMAs are removed
         // from the list.
-        drop(unsafe { Box::from_raw(vma.as_ptr()) });
+        drop(unsafe { self.cpu.end_vma(vma) });
         true
     }
 }
 
-impl Drop for Made {
+impl<M: Machine> Drop for Made<'_, '_, M> {
     fn drop(&mut self) {
         for vma in self.iter() {
             // SAFETY: as in `free`.
-            drop(unsafe { Box::from_raw(vma.as_ptr()) });
+            drop(unsafe { self.cpu.end_vma(vma) });
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::vma::{Piece, Vma};
 use crate::addr::VirtRange;
 use crate::rmap::AnonVma;
-use crate::space::tree::{Entry, View};
+use crate::space::tree::View;
 use crate::sync::mutant::{Mutant, lost};
 
 /// A VMA that extends beyond a range, or is adjacent to it.
@@ -64,8 +64,7 @@ pub(super) fn merge_later(lower: &Vma, upper: &Vma) -> bool {
 /// Iterates over all VMAs that will merge with `vma` in `view`: first the VMAs below, downwards,
 /// and then the VMAs above.
 fn one_later<'v>(view: View<'v, Vma>, vma: &'v Vma) -> impl Iterator<Item = &'v Vma> {
-    // SAFETY: VMAs in a view live as long as its section.
-    let near = move |addr| view.at(addr).map(|entry| unsafe { entry.value.as_ref() });
+    let near = move |addr| view.at(addr).map(|entry| entry.get());
     let above = move |vma: &&'v Vma| near(vma.end()).filter(|above| merge_later(vma, above));
     let below = move |vma: &&'v Vma| {
         let addr = vma.start().checked_sub(1)?;
@@ -120,11 +119,9 @@ pub(super) fn unseal_group(view: View<'_, Vma>, vma: &Vma, root: Option<AnonVma>
 /// Returns the anon_vma of a neighbour in `view` that the VMA `own` might merge with later, the
 /// upper neighbour first. An anon_vma inherited from a parent process stays with its VMA.
 pub(crate) fn mergeable_anon_vma(view: &View<'_, Vma>, own: &Vma) -> Option<AnonVma> {
-    // SAFETY: VMAs in a view live as long as its section.
-    let vma = |entry: Entry<Vma>| unsafe { entry.value.as_ref() };
     let (start, end) = (own.start(), own.end());
-    let above = view.at(end).map(vma);
-    let below = view.before(start).map(vma).filter(|below| below.end() == start);
+    let above = view.at(end).map(|above| above.get());
+    let below = view.before(start).map(|below| below.get()).filter(|below| below.end() == start);
     [above, below]
         .into_iter()
         .flatten()

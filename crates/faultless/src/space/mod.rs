@@ -45,6 +45,7 @@ mod remap;
 mod resident;
 mod revoke;
 mod step;
+pub(crate) mod stock;
 pub(crate) mod tree;
 mod unmap;
 mod versions;
@@ -307,7 +308,7 @@ impl<M: Machine> Space<M> {
         resident.pages.store(0, Ordering::Relaxed);
         // The flush above comes first: see `tlb::deferred`.
         resident.space.store(0, Ordering::Release);
-        // The next owner frees VMAs without a grace period.
+        // The next owner reuses VMAs without a grace period.
         cpu.state().hint.forget();
     }
 

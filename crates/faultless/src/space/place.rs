@@ -18,7 +18,7 @@ use super::vma::Vma;
 use super::{MMAP_BASE, STACK_GUARD, Space};
 use crate::addr::{VirtRange, page_down};
 use crate::machine::{CpuId, MAX_CPUS, Machine, SpaceId};
-use crate::space::tree::{Entry, Gap, View};
+use crate::space::tree::{Found, Gap, View};
 use crate::table::format::USER_END;
 use crate::vm::Cpu;
 
@@ -191,19 +191,18 @@ fn guard_below(view: &View<'_, Vma>, addr: u64) -> Option<u64> {
 
 /// The first VMA at or above `addr`, if the VMA is so near that the guard of a stack there would
 /// cover the page below `addr`.
-fn near_above(view: &View<'_, Vma>, addr: u64) -> Option<Entry<Vma>> {
+fn near_above<'s>(view: &View<'s, Vma>, addr: u64) -> Option<Found<'s, Vma>> {
     view.find_below(addr, addr.saturating_add(STACK_GUARD))
 }
 
 /// The limit for mappings below the VMA of `entry`.
-fn guarded_by(entry: Entry<Vma>) -> u64 {
+fn guarded_by(entry: Found<'_, Vma>) -> u64 {
     entry.start.saturating_sub(if is_stack(entry) { STACK_GUARD } else { 0 })
 }
 
 /// Returns whether the VMA of `entry`, of a view, grows down, and so keeps a guard below.
-pub(super) fn is_stack(entry: Entry<Vma>) -> bool {
-    // SAFETY: VMAs in a view live as long as the section.
-    unsafe { entry.value.as_ref() }.flags().contains(VmaFlags::GROWSDOWN)
+pub(super) fn is_stack(entry: Found<'_, Vma>) -> bool {
+    entry.get().flags().contains(VmaFlags::GROWSDOWN)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -64,8 +64,7 @@ impl<M: Machine> Space<M> {
             let look = || {
                 let section = self.section(cpu);
                 let entry = self.view(cpu, &section).at(page);
-                // SAFETY: VMAs in a view live as long as the section.
-                access(entry.map(|entry| unsafe { entry.value.as_ref() }))
+                access(entry.map(|entry| entry.get()))
             };
             let access = look().or_else(|_| {
                 // An unmapping under way may have published its tree and not flushed yet. Wait for

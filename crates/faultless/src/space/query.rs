@@ -186,8 +186,7 @@ impl<M: Machine> Space<M> {
         // SAFETY: the subsystem has one grace period, and all trees are read in its sections.
         let view = unsafe { self.tree.of_one_moment(&section, cpu.local(), &cpu.vm().grace, cpu) };
         let entries = view.iter();
-        // SAFETY: VMAs in a view live as long as the section.
-        let mut vmas = entries.map(|entry| unsafe { entry.value.as_ref() }).peekable();
+        let mut vmas = entries.map(|entry| entry.get()).peekable();
         while let Some(mut vma) = vmas.next() {
             let (mut range, mut root) = (vma.range(), vma.anon_vma.get());
             // The listing already merges VMAs that a writer keeps apart until the entries are
@@ -222,8 +221,7 @@ impl<M: Machine> Space<M> {
             return;
         }
         for entry in self.view(cpu, &section).iter_from(range.start) {
-            // SAFETY: VMAs in a view live as long as the section.
-            if entry.start >= range.end || !tell(unsafe { entry.value.as_ref() }.area()) {
+            if entry.start >= range.end || !tell(entry.get().area()) {
                 return;
             }
         }
@@ -323,8 +321,7 @@ impl<M: Machine> Space<M> {
         while at < range.end
             && let Some(entry) = view.at(at)
         {
-            // SAFETY: VMAs in a view live as long as the section.
-            let vma = unsafe { entry.value.as_ref() };
+            let vma = entry.get();
             let stop = entry.end.min(range.end);
             while at < stop {
                 tell(self.is_in_core(cpu, vma, at));
@@ -400,8 +397,7 @@ impl<M: Machine> Space<M> {
     ) -> Option<R> {
         let section = self.section(cpu);
         let entry = self.view(cpu, &section).at(addr)?;
-        // SAFETY: VMAs in a view live as long as the section.
-        tell(unsafe { entry.value.as_ref() })
+        tell(entry.get())
     }
 
     /// Returns the number of resident pages: pages of the space's own and mapped pages of shared

@@ -181,8 +181,7 @@ impl Request {
         let unlocks = self.flags.contains(RemapFlags::DONTUNMAP);
         let locked = |addr| {
             let entry = view.at(addr).filter(|_| unlocks)?;
-            // SAFETY: VMAs in a view live as long as the section.
-            let vma = unsafe { entry.value.as_ref() };
+            let vma = entry.get();
             (vma.area().lock() != MemoryLock::No).then(|| range_later(*view, vma))
         };
         let ends = [old.start, old.end - PAGE_SIZE].map(locked);
@@ -579,8 +578,7 @@ fn replace_both<M: Machine>(
 ) -> Result<(), Refused> {
     let first = VirtRange::page(old.start);
     let view = step.view();
-    // SAFETY: VMAs in a view live as long as the section.
-    let vma = view.at(old.start).map(|entry| unsafe { entry.value.as_ref() });
+    let vma = view.at(old.start).map(|entry| entry.get());
     let all = vma.map_or(old, Vma::range);
     let is_part =
         vma.is_some_and(|vma| range_later(view, vma) != old) && !lost(Mutant::RenewsParts);

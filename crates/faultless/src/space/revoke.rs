@@ -90,7 +90,6 @@ impl<M: Machine> Visit<'_, '_, M> {
 
 fn hull_in(view: View<'_, Vma>, object: &Shared<Object>, pages: &Range<u64>) -> Option<VirtRange> {
     view.iter_from(0)
-        // SAFETY: VMAs in a view live as long as the section.
-        .filter_map(|entry| unsafe { entry.value.as_ref() }.area().shows(object, pages))
+        .filter_map(|entry| entry.get().area().shows(object, pages))
         .reduce(VirtRange::hull)
 }

@@ -19,8 +19,8 @@
 //! dropped before publishing frees its new nodes and has no other effect, so running out of memory
 //! in the middle of a change needs no undoing.
 //!
-//! The tree knows nothing of its values: the value of an entry is a pointer that the tree does not
-//! follow. The sequence behind the pointer tells a reader whether the entry is still in the tree.
+//! The tree does not follow the pointers to its values, and keeps no value alive: the writers do.
+//! The sequence of a value tells a reader whether the entry is still in the tree.
 
 mod amend;
 mod draft;
@@ -37,7 +37,7 @@ pub use amend::Spot;
 pub use gap::Gap;
 pub use node::RETIRE_TREE_NODE;
 pub use shard::{Parting, RETIRE_SHARD};
-pub use version::{Entry, Version};
+pub use version::{Entry, Found, Version};
 pub use view::{EVERYWHERE, UNKNOWN, View};
 
 use crate::addr::VirtRange;
@@ -243,8 +243,10 @@ impl<T> Tree<T> {
     /// [`OutOfMemory`]: shards cannot be joined.
     ///
     /// # Safety
-    /// All edits of this tree receive the same `grace`, and every [`snapshot`] is taken in a
-    /// section of this grace period.
+    /// - All edits of this tree receive the same `grace`, and every [`snapshot`] is taken in a
+    ///   section of this grace period.
+    /// - The value of an entry is alive while a published version has the entry, and afterwards
+    ///   until the end of a grace period, or as long as no reader can have found the entry.
     ///
     /// [`snapshot`]: Self::snapshot
     pub unsafe fn edit<'e>(
@@ -532,9 +534,8 @@ impl<'e, T> Edit<'e, T> {
     /// [`OutOfMemory`] if the heap is exhausted; the next version stays unchanged.
     #[cfg(all(test, not(loom)))]
     pub fn remove(&mut self, start: u64) -> Result<Option<Entry<T>>, OutOfMemory> {
-        let Some(entry) = self.own().find(start).filter(|entry| entry.start == start) else {
-            return Ok(None);
-        };
+        let found = self.own().find(start).filter(|entry| entry.start == start);
+        let Some(entry) = found.map(|found| *found) else { return Ok(None) };
         self.replace(entry.range(), &[], |_| {})?;
         Ok(Some(entry))
     }

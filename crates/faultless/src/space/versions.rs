@@ -12,19 +12,18 @@ use super::write::{Refused, UnderChange, Writing};
 use crate::addr::VirtRange;
 use crate::error::{Errno, OutOfMemory};
 use crate::machine::Machine;
-use crate::space::tree::{Edit, Entry, Parting, View};
+use crate::space::tree::{Edit, Entry, Found, Parting, View};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::sequence::Sequence;
 use crate::table::node::TABLE_ALIGN;
-use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 /// The next version of the tree or of a shard, while one writer builds it.
 pub(super) struct Versions<'w, 'a, 'v, M: Machine> {
     writing: &'w Writing<'a, 'v, M>,
     edit: Edit<'w, Vma>,
-    made: Made,
+    made: Made<'a, 'v, M>,
     /// VMAs that the next version no longer has.
     old: RetireChain,
     /// Where the step write-locked VMAs: one hull for each range that was replaced.
@@ -63,7 +62,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         Ok(Self {
             writing,
             edit,
-            made: Made::new(),
+            made: Made::new(cpu),
             old: RetireChain::default(),
             hulls: [nowhere; 2],
             replaced: 0,
@@ -141,8 +140,8 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         if entry.is_none_or(|entry| is_busy(self.writing, &self.made, hull, entry)) {
             return Ok(());
         }
-        let piece = self.take(range)?;
         let whole = entry.map(vma);
+        let piece = self.take(range)?;
         self.replace_anywhere(range, Some(piece), State::Unlocked, whole)
     }
 
@@ -172,7 +171,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
         while let Some(entry) = near.next()
             && entry.start <= range.end
         {
-            let (vma, own) = (vma::<'w>(entry), entry.range());
+            let (vma, own) = (vma(entry), entry.range());
             let (low, high) = (own.start < range.start, own.end > range.end);
             let (mut like_low, mut like_high) = (low && like(vma), high && like(vma));
             if let Some(whole) = whole {
@@ -335,9 +334,7 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// and above, it merges later. If it is write-locked it is under change.
     #[inline(always)]
     fn make(&mut self, piece: Piece, state: State, merges: [bool; 2]) -> Result<(), Refused> {
-        // No box from here on: moving a box asserts that no other pointer to its contents exists.
-        let vma =
-            NonNull::from(Box::leak(make_vma(piece, &self.writing.space.core, state, merges)?));
+        let vma = make_vma(self.writing.cpu, piece, &self.writing.space.core, state, merges)?;
         self.made.add(vma);
         if state == State::WriteLocked {
             let changing = self.changing.get_or_insert_default();
@@ -356,8 +353,9 @@ impl<'w, 'a, 'v, M: Machine> Versions<'w, 'a, 'v, M> {
     /// # Errors
     /// `ENOMEM`; the step is over.
     pub(super) fn extend_down(&mut self, stack: u64, addr: u64) -> Result<(), Refused> {
-        let (entry, sealed) = (self.edit.own().at(stack), self.take(VirtRange::page(stack))?.root);
-        let Some(own) = entry.map(vma) else { return Ok(()) };
+        let own = self.edit.own().at(stack).map(vma);
+        let sealed = self.take(VirtRange::page(stack))?.root;
+        let Some(own) = own else { return Ok(()) };
         // As on Linux, a stack that has grown has an anon_vma, which decides with which VMAs it
         // merges later.
         let root = sealed.or_else(|| mergeable_anon_vma(&self.view(), own));
@@ -490,7 +488,9 @@ impl<M: Machine> Versions<'_, '_, '_, M> {
 /// step can merge them. VMAs over one last-level table stay in one shard, too: of the steps that
 /// unmap them, the last sees that nothing is left, and unlinks the table.
 fn parting(after: u32, most: u64) -> Parting<'static, Vma> {
-    let may = &|low, high| !vma(low).merges.above() && !vma(high).merges.below();
+    let may = &|low: Found<'_, Vma>, high: Found<'_, Vma>| {
+        !low.get().merges.above() && !high.get().merges.below()
+    };
     Parting { after, align: TABLE_ALIGN, most, may }
 }
 
@@ -549,7 +549,7 @@ fn has_unmerged(view: View<'_, Vma>, vma: &Vma, low: bool, high: bool) -> bool {
 }
 
 /// The VMA of `entry` in the next version of a tree, which is built in `'w`.
-fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
+fn vma<'w>(entry: Found<'_, Vma>) -> &'w Vma {
     // SAFETY: it is in the tree, so that it lives as long as the writer's section; or it was made
     // by the step, which frees it only once it is replaced, and uses no reference to it then.
     unsafe { entry.value.as_ref() }
@@ -558,9 +558,9 @@ fn vma<'w>(entry: Entry<Vma>) -> &'w Vma {
 /// Whether the VMA of `entry` is under change by another writer.
 fn is_busy<M: Machine>(
     writing: &Writing<'_, '_, M>,
-    made: &Made,
+    made: &Made<'_, '_, M>,
     hull: &VirtRange,
-    entry: Entry<Vma>,
+    entry: Found<'_, Vma>,
 ) -> bool {
     vma(entry).sequence.read().is_none() && is_of_others(writing, made, hull, entry)
 }
@@ -569,9 +569,9 @@ fn is_busy<M: Machine>(
 /// writer, and not its step, which has write-locked those in `hull`.
 fn is_of_others<M: Machine>(
     writing: &Writing<'_, '_, M>,
-    made: &Made,
+    made: &Made<'_, '_, M>,
     hull: &VirtRange,
-    entry: Entry<Vma>,
+    entry: Found<'_, Vma>,
 ) -> bool {
     !hull.covers(entry.range())
         && !made.has(entry.value)
@@ -583,9 +583,9 @@ fn is_of_others<M: Machine>(
 /// must follow.
 fn write_lock<M: Machine>(
     writing: &Writing<'_, '_, M>,
-    made: &Made,
+    made: &Made<'_, '_, M>,
     hull: &mut VirtRange,
-    entry: Entry<Vma>,
+    entry: Found<'_, Vma>,
 ) -> Result<(), Refused> {
     if vma(entry).sequence.read().is_none() {
         let busy = is_of_others(writing, made, hull, entry);

@@ -80,8 +80,7 @@ impl<M: Machine> Visit<'_, '_, M> {
         self.view()
             .iter_from(range.start)
             .take_while(move |entry| entry.start < range.end)
-            // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
-            .map(|entry| unsafe { entry.value.as_ref() })
+            .map(|entry| entry.get())
     }
 
     /// Returns whether all of `range` is claimed.

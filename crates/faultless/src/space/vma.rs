@@ -2,10 +2,10 @@
 //!
 //! While other CPUs may read a published VMA, the VMA never changes, except for its sequence, its
 //! lock (baseline policy only) and its anon_vma, which is set once. A writer that changes a mapping
-//! publishes new VMAs in place of old VMAs; the old VMAs' sequences stay odd, and the memory is
-//! freed after a grace period. So a fault never sees half a change in a VMA's fields. The
+//! publishes new VMAs in place of old VMAs; the old VMAs' sequences stay odd, and the VMAs are free
+//! after a grace period. So a fault never sees half a change in a VMA's fields. The
 //! [owner](crate::sync::owner) of a space changes the bounds of a VMA in place, since no other CPU
-//! reads the VMA.
+//! reads the VMA. The memory of a free VMA becomes [another VMA](super::stock).
 //!
 //! A VMA stores the page offset that its memory would have at address 0. So growth and cuts change
 //! the bounds alone.
@@ -20,6 +20,7 @@ use crate::sync::grace::RetireLink;
 use crate::sync::sequence::Sequence;
 use crate::table::Entry;
 use core::fmt;
+use core::ptr::NonNull;
 
 /// The kind of a VMA that waits for a grace period to end.
 pub(crate) const RETIRE_VMA: u8 = 2;
@@ -30,7 +31,7 @@ pub(crate) const RETIRE_VMA: u8 = 2;
 pub(crate) struct Vma {
     /// The link for the grace period; first, so that a link and its VMA have the same address.
     pub(crate) retire: RetireLink,
-    /// Odd while a writer changes the VMA, and for ever after a replacement.
+    /// Odd while a writer changes the VMA, and from a replacement on until the memory is reused.
     pub(crate) sequence: Sequence,
     /// The lock of the `per_vma` baseline.
     pub(crate) lock: VmaLock,
@@ -48,9 +49,64 @@ pub(crate) struct Vma {
 }
 
 impl Vma {
+    /// Returns memory for a VMA, free.
+    pub(super) fn free() -> Self {
+        let nowhere = VirtRange { start: 0, end: 0 };
+        let nothing =
+            Piece::new(nowhere, Prot::empty(), VmaFlags::empty(), 0, PageSource::Anonymous);
+        let vma = Self::new(nothing, [false; 2], None);
+        vma.sequence.detach();
+        vma
+    }
+
+    /// Makes the free VMA `vma` one of `piece`, which reclaim finds by `mapping`. The sequence stays
+    /// odd.
+    ///
+    /// # Safety
+    /// `vma` is free, and only the caller reaches it, except for its sequence.
+    #[inline(always)]
+    pub(super) unsafe fn reuse(
+        vma: NonNull<Self>,
+        piece: Piece,
+        merges: [bool; 2],
+        mapping: Option<Listed>,
+    ) {
+        let new = Self::new(piece, merges, mapping);
+        let Self { retire: _, sequence: _, lock, anon_vma, leaf, merges, mapping, .. } = new;
+        let Self { start, end, attributes, .. } = new;
+        let at = vma.as_ptr();
+        // The values of a free VMA own nothing, so they need no drop. SAFETY: the caller's promise.
+        // Other CPUs may read the sequence, which these writes leave alone.
+        unsafe {
+            (&raw mut (*at).lock).write(lock);
+            (&raw mut (*at).anon_vma).write(anon_vma);
+            (&raw mut (*at).leaf).write(leaf);
+            (&raw mut (*at).merges).write(merges);
+            (&raw mut (*at).mapping).write(mapping);
+            (&raw mut (*at).start).write(start);
+            (&raw mut (*at).end).write(end);
+            (&raw mut (*at).attributes).write(attributes);
+        }
+    }
+
+    /// Frees `vma`, and returns the source of its pages.
+    ///
+    /// # Safety
+    /// `vma` is not free, and only the caller reaches it, except for its sequence.
+    #[inline(always)]
+    pub(super) unsafe fn make_free(vma: NonNull<Self>) -> PageSource {
+        let at = vma.as_ptr();
+        // SAFETY: the caller's promise. The mapping goes first, because the memory keeps its object.
+        unsafe {
+            (*at).sequence.detach();
+            drop((&raw mut (*at).mapping).replace(None));
+            (&raw mut (*at).attributes.memory).replace(PageSource::Anonymous)
+        }
+    }
+
     /// Returns an unlocked VMA of `piece`, which reclaim finds by `mapping`.
     #[inline(always)]
-    pub(super) fn new(piece: Piece, merges: [bool; 2], mapping: Option<Listed>) -> Self {
+    fn new(piece: Piece, merges: [bool; 2], mapping: Option<Listed>) -> Self {
         let leaf = piece.attributes.leaf();
         let Piece { range, attributes, root } = piece;
         Self {
@@ -124,12 +180,6 @@ impl Vma {
     #[inline(always)]
     pub(crate) const fn memory(&self) -> &PageSource {
         &self.attributes.memory
-    }
-
-    /// Returns the source of the pages of a VMA that is freed, after the rest has been freed.
-    #[inline(always)]
-    pub(crate) fn into_memory(self) -> PageSource {
-        self.attributes.memory
     }
 
     /// Returns the properties.

@@ -425,8 +425,7 @@ impl<'a, 'v, M: Machine> Writing<'a, 'v, M> {
 
     /// Returns the VMA at `addr` in the current tree.
     pub(super) fn vma_at(&self, addr: u64) -> Option<&Vma> {
-        // SAFETY: VMAs in a view live as long as the section, which lives as long as `self`.
-        self.view().at(addr).map(|entry| unsafe { entry.value.as_ref() })
+        self.view().at(addr).map(|entry| entry.get())
     }
 
     /// Returns whether the tree or shard that has the ranges may have changed between the choice of

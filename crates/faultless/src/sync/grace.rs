@@ -108,6 +108,12 @@ impl RetireChain {
         self.len += 1;
     }
 
+    /// Returns the number of objects.
+    #[inline]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
     /// Returns whether the chain is empty.
     #[inline]
     pub const fn is_empty(&self) -> bool {
@@ -307,19 +313,6 @@ impl Grace {
             mark.store(now + 1, Ordering::Release);
         }
         Section { mark, on: PhantomData, noted: local.order().hold::<GraceSection>() }
-    }
-
-    /// Returns the epoch of `section`, if that epoch is current. Objects that were reachable in an
-    /// earlier section of the same CPU with the same result are also alive in this section, even if
-    /// unlinked since.
-    ///
-    /// Proof: such an object was retired in this epoch or later, so the object is returned at least
-    /// two epochs later. This epoch was current after the section was opened, and the section
-    /// prevents an advance by two.
-    #[inline(always)]
-    pub fn steady_epoch(&self, section: &Section<'_>) -> Option<u64> {
-        let marked = section.mark.load(Ordering::Relaxed) >> NEST_BITS;
-        (self.epoch.0.load(Ordering::Acquire) == marked).then_some(marked)
     }
 
     /// Keeps unlinked objects until the end of their grace period; then [`Self::collect`] on this

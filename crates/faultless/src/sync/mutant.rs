@@ -42,6 +42,12 @@ pub enum Mutant {
     StackIsFlushed,
     /// Bits set by hardware in a pinned entry are kept. Otherwise, a dirty bit is lost.
     KeepGained,
+    /// A CPU uses the VMA of its last fault only if the VMA's sequence is the same. Otherwise, the
+    /// CPU uses another VMA in the same memory, or reads the VMA during a change.
+    HintLooks,
+    /// The end of a VMA changes its sequence. Otherwise, the CPU that removed the VMA still uses
+    /// it.
+    EndCounts,
     /// A section's mark. Otherwise, the grace period does not wait for the reader.
     SectionMark,
     /// The fence at the beginning of a section. Otherwise, the freeing CPU does not see the mark,

@@ -117,6 +117,8 @@ classes! {
     10 Flush "a flush";
     /// A held page-table entry that the MMU continues to use.
     11 PinnedEntry "a pinned entry";
+    /// The free VMAs that all CPUs share.
+    12 FreeVmas "the free VMAs";
     /// The retired objects of a CPU.
     12 RetiredObjects "a CPU's retired objects";
     /// The list of spaces with lazily freed pages.

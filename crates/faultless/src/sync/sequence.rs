@@ -21,14 +21,15 @@
 //! The writer's changes while the sequence is odd (to the fields copied by the reader) come after
 //! its fence, so a reader that has read any changed field finds the sequence changed. The sequence
 //! becomes even again only after the entries have been visited, with a new value. The sequence of a
-//! *detached* VMA (*dead* in the code) stays odd. With one change each nanosecond, 64 bits last for
+//! *detached* VMA (*dead* in the code) stays odd until the memory is [reused](crate::space) for
+//! another VMA, and then has a new value, too. With one change each nanosecond, 64 bits last for
 //! centuries.
 
 use super::atomic::{AtomicU64, Ordering, fence, fence_after_rmw};
 use super::mutant::{Mutant, lost};
 
-/// A count of changes: odd while the VMA is write-locked, and permanently odd after the VMA is
-/// detached.
+/// A count of changes: odd while the VMA is write-locked, and from the end of the VMA until its
+/// memory is reused.
 ///
 /// *Invariant (one writer):* `begin_write` and `end_write` are called by one CPU at a time, which
 /// holds the range lock over the range protected by the sequence.
@@ -70,6 +71,22 @@ impl Sequence {
         lost(Mutant::SecondLook) || self.0.load(Ordering::Relaxed) == seen
     }
 
+    /// Returns whether the sequence is still `seen`, an earlier result of [`Self::read`], with the
+    /// same synchronisation.
+    #[inline(always)]
+    pub fn is_still(&self, seen: u64) -> bool {
+        lost(Mutant::HintLooks) || self.0.load(Ordering::Acquire) == seen
+    }
+
+    /// Makes the sequence odd, if it is even: the VMA ends. No fault may be using it.
+    #[inline(always)]
+    pub fn detach(&self) {
+        let value = self.0.load(Ordering::Relaxed);
+        if !lost(Mutant::EndCounts) {
+            self.0.store(value | 1, Ordering::Relaxed);
+        }
+    }
+
     /// Makes the sequence odd. [`Self::writer_fence`] must follow before any entry or field
     /// protected by the sequence is visited or changed.
     #[inline]
@@ -89,7 +106,7 @@ impl Sequence {
         }
     }
 
-    /// Makes the sequence even: the change is complete. Must not be called for a detached VMA.
+    /// Makes the sequence even: the change is complete, or the VMA in reused memory is ready.
     #[inline]
     pub fn end_write(&self) {
         let value = self.0.load(Ordering::Relaxed);
@@ -120,5 +137,22 @@ mod tests {
         sequence.end_write();
         assert!(!sequence.unchanged(seen));
         assert!(sequence.read().is_some_and(|now| now != seen && sequence.unchanged(now)));
+    }
+
+    #[test]
+    fn a_value_before_the_end_of_a_vma_never_returns() {
+        let sequence = Sequence::new();
+        let mut seen = std::vec::Vec::new();
+        for write_locked in [false, true, false] {
+            seen.push(sequence.read().unwrap());
+            if write_locked {
+                sequence.begin_write();
+            }
+            sequence.detach();
+            assert_eq!(sequence.read(), None);
+            assert!(!seen.iter().any(|seen| sequence.is_still(*seen)));
+            sequence.end_write();
+            assert!(!seen.iter().any(|seen| sequence.is_still(*seen)));
+        }
     }
 }

@@ -17,12 +17,11 @@ use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::order::{GracePeriod, Reclaim};
 use crate::table::range;
-use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 /// The number of retired objects above which a call tries to free some. Every try reads the state
-/// of all CPUs, and every step of the epoch invalidates the VMA hints of faults, so tries must be
-/// rare. Meanwhile a few tens of KiB wait for each CPU that changes mappings.
+/// of all CPUs, so tries must be rare. Meanwhile a few tens of KiB wait for each CPU that changes
+/// mappings.
 const COLLECT_ABOVE: usize = if cfg!(loom) { 0 } else { 128 };
 
 const _: () = {
@@ -76,8 +75,9 @@ impl<M: Machine> Cpu<'_, M> {
         self.state.gone.set(objects);
     }
 
+    /// Frees the kept objects.
     #[inline]
-    fn free_gone(&self) {
+    pub(crate) fn free_gone(&self) {
         if self.state.gone.get().is_empty() {
             return;
         }
@@ -137,10 +137,8 @@ impl<M: Machine> Cpu<'_, M> {
         // SAFETY: the object that holds the link is alive until it is freed here.
         match unsafe { link.as_ref() }.kind() {
             RETIRE_VMA => {
-                // SAFETY: a link of this kind is the first field of a VMA made by `heap::try_box`;
-                // no reader is left.
-                let vma = unsafe { Box::from_raw(link.cast::<Vma>().as_ptr()) };
-                self.drop_vma(vma);
+                // SAFETY: a link of this kind is the first field of a VMA; no reader is left.
+                unsafe { self.free_vma(link.cast::<Vma>()) };
             }
             RETIRE_TREE_NODE | RETIRE_SHARD => {
                 // SAFETY: retired by the tree as its node or shard; no reader is left.
@@ -157,11 +155,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Frees a VMA that no reader can see, and releases its object, which is freed if this was the
-    /// last use.
-    #[expect(clippy::boxed_local, reason = "callers need not copy the VMA from the heap")]
-    pub(crate) fn drop_vma(&self, vma: Box<Vma>) {
-        if let PageSource::Object(object) = vma.into_memory() {
+    /// Frees a VMA, and releases its object, which is freed if this was the last use.
+    ///
+    /// # Safety
+    /// No other CPU reaches `vma`, except by a hint, and `vma` is freed once.
+    pub(crate) unsafe fn free_vma(&self, vma: NonNull<Vma>) {
+        // SAFETY: the caller's promise.
+        if let PageSource::Object(object) = unsafe { self.end_vma(vma) } {
             Object::release(object, self);
         }
     }

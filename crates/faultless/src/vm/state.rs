@@ -7,10 +7,11 @@ use crate::reclaim::holders::Holder;
 use crate::rmap::AnonVmas;
 use crate::rmap::walker::Walker;
 use crate::space::Apart;
+use crate::space::stock::VmaStock;
 use crate::space::vma::Vma;
 use crate::stat::Counts;
 use crate::sync::atomic::AtomicU64;
-use crate::sync::grace::{Grace, RetireChain, Section};
+use crate::sync::grace::{RetireChain, Section};
 use crate::tlb::gather::Gather;
 use core::cell::{Cell, RefCell};
 use core::ptr;
@@ -27,6 +28,8 @@ pub(crate) struct CpuState {
     pub(super) anon_vmas: AnonVmas,
     /// The number of frames freed by calls since the last zeroing of freed frames.
     pub(super) freed: Cell<usize>,
+    /// The free VMAs of this CPU.
+    pub(crate) free_vmas: VmaStock,
     /// VMAs removed by calls of this CPU as the owner of a space: only this CPU can reach these
     /// VMAs.
     pub(super) gone: Cell<RetireChain>,
@@ -76,6 +79,7 @@ impl CpuState {
             hint: Hint::default(),
             anon_vmas: AnonVmas::default(),
             freed: Cell::new(0),
+            free_vmas: VmaStock::default(),
             gone: Cell::default(),
             shared_calls: Cell::new(0),
             apart: Cell::new(Apart::NOWHERE),
@@ -99,40 +103,46 @@ impl CpuState {
 /// The VMA found by this CPU's last fault. The next fault is often in the same VMA, and need not
 /// read the tree, which calls in other ranges change frequently.
 ///
-/// *Invariant (a hint is alive):* while the space `space` exists, `vma` is alive in every section
-/// whose steady epoch is `epoch`. The VMA may have been replaced since: then its sequence is odd.
-/// (A space that ended frees its VMAs at once, but space numbers are not reused, so no hint for an
-/// ended space is looked up. The [owner](crate::sync::owner) of a space also frees VMAs at once,
-/// and forgets its hint for the freed VMA; only CPUs that run the space have a hint, so no further
-/// CPU has a hint then.)
+/// *Invariant (a hint is checked):* `vma` is null, or VMA memory of this subsystem, which is
+/// [stable](crate::space::stock); `seen` was its sequence when `vma` was found in `space`. While the
+/// sequence is `seen`, `vma` is this VMA, and other CPUs free it only after a grace period: it is
+/// alive in a section that was open at the check. (The [owner](crate::sync::owner) of a space frees
+/// VMAs at once. But only CPUs that run the space have a hint, so no other CPU has a hint then.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,
-    epoch: Cell<u64>,
+    seen: Cell<u64>,
     vma: Cell<*const Vma>,
 }
 
 impl Default for Hint {
     fn default() -> Self {
         // No space has the number 0.
-        Self { space: Cell::new(0), epoch: Cell::new(0), vma: Cell::new(ptr::null()) }
+        Self { space: Cell::new(0), seen: Cell::new(0), vma: Cell::new(ptr::null()) }
     }
 }
 
 impl Hint {
-    /// Returns the VMA that the last fault found in `space`, if the VMA is known to be alive.
+    /// Returns the VMA that the last fault found in `space`, and its sequence, if the VMA has not
+    /// changed since.
     #[inline(always)]
     pub(crate) fn get<'s>(
         &self,
-        grace: &Grace,
-        section: &'s Section<'_>,
+        _section: &'s Section<'_>,
         space: SpaceId,
-    ) -> Option<&'s Vma> {
-        if self.space.get() != space.0 || grace.steady_epoch(section) != Some(self.epoch.get()) {
+    ) -> Option<(&'s Vma, u64)> {
+        if self.space.get() != space.0 {
             return None;
         }
-        // SAFETY: a hint is alive.
-        Some(unsafe { &*self.vma.get() })
+        let (vma, seen) = (self.vma.get(), self.seen.get());
+        // SAFETY: VMA memory is stable. The memory may now be of another VMA, which another CPU
+        // writes, but for the sequence, which is atomic.
+        let sequence = unsafe { &(*vma).sequence };
+        if !sequence.is_still(seen) {
+            return None;
+        }
+        // SAFETY: a hint is checked.
+        Some((unsafe { &*vma }, seen))
     }
 
     /// Forgets the VMA.
@@ -140,28 +150,16 @@ impl Hint {
         self.space.set(0);
     }
 
-    /// Forgets `vma`, which is about to be freed without a grace period.
+    /// Stores `vma`, which was found in `space` in an open section, with the sequence `seen`.
     #[inline]
-    pub(crate) fn forget_vma(&self, vma: *const Vma) {
-        if self.vma.get() == vma {
-            self.forget();
-        }
-    }
-
-    /// Stores `vma`, which was found in `space` in this section.
-    #[inline]
-    pub(crate) fn set(&self, grace: &Grace, section: &Section<'_>, space: SpaceId, vma: &Vma) {
-        if let Some(epoch) = grace.steady_epoch(section) {
-            self.space.set(space.0);
-            self.epoch.set(epoch);
-            self.vma.set(vma);
-        } else {
-            self.space.set(0);
-        }
+    pub(crate) fn set(&self, space: SpaceId, vma: &Vma, seen: u64) {
+        self.space.set(space.0);
+        self.seen.set(seen);
+        self.vma.set(vma);
     }
 }
 
-// SAFETY: the cells (`gather`, `hint`, `anon_vmas`, `freed`, `gone`, `shared_calls`, `apart`,
+// SAFETY: the cells (`gather`, `hint`, `anon_vmas`, `freed`, `free_vmas`, `gone`, `shared_calls`, `apart`,
 // `starved`, `crowded`, `evicting`, `missed_turn`, `awaits_turn`, `half_rounds`, `pending`,
 // `unread`, `no_folio`, `folios_skipped`, `thread`) are accessed only through `Cpu::state`, with
 // the CPU's `Local`; other CPUs read `counts`, `resident`, `holder` and `walker`, which are

@@ -22,6 +22,7 @@ mod owner;
 mod region_counter;
 mod space;
 mod table;
+mod vma;
 
 #[test]
 fn every_file_is_run() {

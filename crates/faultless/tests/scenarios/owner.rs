@@ -139,8 +139,27 @@ fn changes_against_a_claim() {
     world.finish(vec![space, elsewhere]);
 }
 
+/// An owner uses a page, and uses it again after each of its changes: the CPU does not use the VMA
+/// of its last fault once the VMA is gone.
+fn accesses_of_the_owner_after_its_changes() {
+    let world = World::new(1);
+    let space = world.space(|guest| guest.map(page(8), 1, RW));
+    world.run(&[(&space, &|guest| {
+        for _ in 0..3 {
+            guest.store(page(8), 1).unwrap();
+            guest.unmap(page(8), 1);
+            assert!(guest.store(page(8), 2).is_err(), "a store to unmapped memory");
+            guest.map(page(8), 1, Prot::READ);
+            assert!(guest.store(page(8), 3).is_err(), "a store to read-only memory");
+            guest.map(page(8), 1, RW);
+        }
+    })]);
+    world.finish(vec![space]);
+}
+
 mod tests {
     holds!(
+        accesses_of_the_owner_after_its_changes,
         changes_against_remote_readers,
         changes_against_a_visiting_cpu,
         changes_against_a_claim,
@@ -154,6 +173,7 @@ mod needs {
     use faultless::sync::mutant::Mutant;
 
     needs!(
+        the_end_of_a_vma_counts: EndCounts in [accesses_of_the_owner_after_its_changes],
         a_remote_reader_checks_the_owner: UserLooksAtOwner in [changes_against_remote_readers],
         a_remote_reader_waits_for_the_owner: JoinAwaitsOwner in [changes_against_remote_readers],
         a_try_to_own_checks_again: OwnerLooksAgain in [a_try_to_own_against_a_beginning_cpu],

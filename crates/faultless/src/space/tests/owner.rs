@@ -89,7 +89,7 @@ fn a_limit_lowered_during_an_edit_applies_to_the_next_edit() {
     end(&cpu, space);
 }
 
-/// The VMA found by the last fault is freed without a grace period: no fault may use the VMA again.
+/// The VMA found by the last fault is reused without a grace period: no fault may use the VMA again.
 #[test]
 fn no_hint_outlives_its_vma() {
     let vm = guest::vm(2, 512);
@@ -98,7 +98,7 @@ fn no_hint_outlives_its_vma() {
     space.activate(&cpu);
     let knows = || {
         let section = cpu.section();
-        cpu.state().hint.get(&vm.grace, &section, space.id()).is_some()
+        cpu.state().hint.get(&section, space.id()).is_some()
     };
     let fault = || {
         store(&cpu, &space, AT, 1).unwrap();

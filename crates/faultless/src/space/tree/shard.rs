@@ -36,7 +36,7 @@
 
 use super::draft::{self, Draft};
 use super::node::Node;
-use super::version::{Entry, Version};
+use super::version::{Entry, Found, Version};
 use super::view::EVERYWHERE;
 use super::{Root, Tree, Writer, slots};
 use crate::addr::VirtRange;
@@ -210,7 +210,7 @@ pub struct Parting<'p, T> {
     /// many is not parted.
     pub most: u64,
     /// Whether a bound may be where two entries touch: the lower one, and the upper one.
-    pub may: &'p dyn Fn(Entry<T>, Entry<T>) -> bool,
+    pub may: &'p dyn Fn(Found<'_, T>, Found<'_, T>) -> bool,
 }
 
 impl<T> Parting<'_, T> {
@@ -299,12 +299,14 @@ impl Writer {
 }
 
 /// Builds nodes for `entries`, which are in order, and returns their root.
-fn build<T>(entries: impl Iterator<Item = Entry<T>>) -> Result<Option<NonNull<Node>>, OutOfMemory> {
+fn build<'s, T: 's>(
+    entries: impl Iterator<Item = Found<'s, T>>,
+) -> Result<Option<NonNull<Node>>, OutOfMemory> {
     // SAFETY: there is no old version. The numbers of edits start with 1, so no edit takes these
     // nodes for its own.
     let mut draft = unsafe { Draft::new(None, 0) };
     for entry in entries {
-        draft.replace(entry.range(), slots(&[entry]), |_| {})?;
+        draft.replace(entry.range(), slots(&[*entry]), |_| {})?;
     }
     Ok(draft.finish().0)
 }

@@ -5,6 +5,7 @@ use crate::addr::VirtRange;
 use core::fmt;
 use core::iter::FusedIterator;
 use core::marker::PhantomData;
+use core::ops::Deref;
 use core::ptr::NonNull;
 
 /// A range and what the tree keeps for it.
@@ -13,7 +14,7 @@ pub struct Entry<T> {
     pub start: u64,
     /// First byte after the range, above `start`.
     pub end: u64,
-    /// What the caller has stored. The tree never looks behind it.
+    /// What the caller has stored.
     pub value: NonNull<T>,
 }
 
@@ -44,6 +45,45 @@ impl<T> Eq for Entry<T> {}
 impl<T> fmt::Debug for Entry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} -> {:?}", self.range(), self.value)
+    }
+}
+
+/// An entry that a reader has found. Its value lives as long as the section of the reader.
+pub struct Found<'s, T> {
+    entry: Entry<T>,
+    section: PhantomData<&'s T>,
+}
+
+impl<'s, T> Found<'s, T> {
+    /// Returns the value.
+    #[inline(always)]
+    pub fn get(&self) -> &'s T {
+        // SAFETY: found in a version that is valid for `'s`; values in a tree stay alive (the
+        // contract of `Tree::edit`).
+        unsafe { self.entry.value.as_ref() }
+    }
+}
+
+impl<T> Deref for Found<'_, T> {
+    type Target = Entry<T>;
+
+    #[inline(always)]
+    fn deref(&self) -> &Entry<T> {
+        &self.entry
+    }
+}
+
+impl<T> Clone for Found<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Found<'_, T> {}
+
+impl<T> fmt::Debug for Found<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.entry.fmt(f)
     }
 }
 
@@ -103,25 +143,25 @@ impl<'s, T> Version<'s, T> {
 
     /// The first entry that ends above `addr`; it holds `addr` unless it starts above it.
     #[inline]
-    pub fn find(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn find(&self, addr: u64) -> Option<Found<'s, T>> {
         let (leaf, at) = self.seek(addr)?;
         Some(entry(leaf, at))
     }
 
     /// The entry that holds `addr`.
     #[inline]
-    pub fn at(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn at(&self, addr: u64) -> Option<Found<'s, T>> {
         self.find(addr).filter(|entry| entry.start <= addr)
     }
 
     /// The last entry that ends at `addr` or below.
     #[inline]
-    pub fn before(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn before(&self, addr: u64) -> Option<Found<'s, T>> {
         self.around(addr).0
     }
 
     /// The last entry that ends at `addr` or below, and the first that ends above it.
-    pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
+    pub fn around(&self, addr: u64) -> (Option<Found<'s, T>>, Option<Found<'s, T>>) {
         let Some(mut node) = self.root else { return (None, None) };
         // The last slot left of the way down to `addr`: all that is under it ends by `addr`.
         let mut left = None;
@@ -185,8 +225,8 @@ fn child(node: &Node, at: usize) -> &Node {
 
 /// The entry at slot `at` of a leaf.
 #[inline(always)]
-fn entry<T>(leaf: &Node, at: usize) -> Entry<T> {
-    super::entry_of(leaf.slot(at))
+fn entry<'s, T>(leaf: &'s Node, at: usize) -> Found<'s, T> {
+    Found { entry: super::entry_of(leaf.slot(at)), section: PhantomData }
 }
 
 impl<T> fmt::Debug for Version<'_, T> {
@@ -218,11 +258,11 @@ impl<T> Clone for Iter<'_, T> {
     }
 }
 
-impl<T> Iterator for Iter<'_, T> {
-    type Item = Entry<T>;
+impl<'s, T: 's> Iterator for Iter<'s, T> {
+    type Item = Found<'s, T>;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Entry<T>> {
+    fn next(&mut self) -> Option<Found<'s, T>> {
         let (mut leaf, mut at) = self.leaf?;
         if at == leaf.count() {
             self.leaf = self.version.seek(leaf.slot(at - 1).end);
@@ -233,7 +273,7 @@ impl<T> Iterator for Iter<'_, T> {
     }
 }
 
-impl<T> FusedIterator for Iter<'_, T> {}
+impl<'s, T: 's> FusedIterator for Iter<'s, T> {}
 
 impl<T> fmt::Debug for Iter<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

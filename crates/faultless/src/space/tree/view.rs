@@ -1,7 +1,7 @@
 //! The tree as a reader sees it, whether in one piece or in [shards](super::shard).
 
 use super::shard::Shard;
-use super::version::{self, Entry, Version};
+use super::version::{self, Found, Version};
 use crate::addr::VirtRange;
 use core::fmt;
 use core::iter::FusedIterator;
@@ -159,21 +159,21 @@ impl<'s, T> View<'s, T> {
     /// Returns the first entry that ends above `addr`; the entry holds `addr` unless it starts
     /// above.
     #[inline]
-    pub fn find(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn find(&self, addr: u64) -> Option<Found<'s, T>> {
         if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, u64::MAX) }
     }
 
     /// [`find`](Self::find), if the entry starts below `limit`. The call reads no shard that begins
     /// at `limit` or above.
     #[inline]
-    pub fn find_below(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
+    pub fn find_below(&self, addr: u64, limit: u64) -> Option<Found<'s, T>> {
         let found =
             if self.is_whole() { self.own.find(addr) } else { self.find_in_shards(addr, limit) };
         found.filter(|entry| entry.start < limit)
     }
 
     #[inline(never)]
-    fn find_in_shards(&self, addr: u64, limit: u64) -> Option<Entry<T>> {
+    fn find_in_shards(&self, addr: u64, limit: u64) -> Option<Found<'s, T>> {
         let mut at = addr;
         loop {
             let (part, version) = self.part_at(at);
@@ -187,24 +187,24 @@ impl<'s, T> View<'s, T> {
 
     /// Returns the entry that holds `addr`.
     #[inline]
-    pub fn at(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn at(&self, addr: u64) -> Option<Found<'s, T>> {
         if self.is_whole() { self.own.at(addr) } else { self.at_in_shard(addr) }
     }
 
     /// Out of line, as most trees are in one piece.
     #[inline(never)]
-    fn at_in_shard(&self, addr: u64) -> Option<Entry<T>> {
+    fn at_in_shard(&self, addr: u64) -> Option<Found<'s, T>> {
         self.part_at(addr).1.at(addr)
     }
 
     /// Returns the last entry that ends at `addr` or below.
     #[inline]
-    pub fn before(&self, addr: u64) -> Option<Entry<T>> {
+    pub fn before(&self, addr: u64) -> Option<Found<'s, T>> {
         if self.is_whole() { self.own.before(addr) } else { self.before_in_shards(addr) }
     }
 
     #[inline(never)]
-    fn before_in_shards(&self, addr: u64) -> Option<Entry<T>> {
+    fn before_in_shards(&self, addr: u64) -> Option<Found<'s, T>> {
         let mut at = addr;
         loop {
             let (part, version) = self.part_at(at);
@@ -218,7 +218,7 @@ impl<'s, T> View<'s, T> {
 
     /// Returns the last entry that ends at `addr` or below, and the first entry that ends above. In
     /// shards the two may be of different versions.
-    pub fn around(&self, addr: u64) -> (Option<Entry<T>>, Option<Entry<T>>) {
+    pub fn around(&self, addr: u64) -> (Option<Found<'s, T>>, Option<Found<'s, T>>) {
         if self.is_whole() { self.own.around(addr) } else { (self.before(addr), self.find(addr)) }
     }
 
@@ -257,9 +257,9 @@ impl<T> Clone for Iter<'_, T> {
     }
 }
 
-impl<T> Iter<'_, T> {
+impl<'s, T> Iter<'s, T> {
     #[inline(never)]
-    fn next_in_shards(&mut self) -> Option<Entry<T>> {
+    fn next_in_shards(&mut self) -> Option<Found<'s, T>> {
         while self.end != u64::MAX {
             let (part, version) = self.view.part_at(self.end);
             (self.entries, self.end) = (version.iter(), part.end);
@@ -272,17 +272,17 @@ impl<T> Iter<'_, T> {
     }
 }
 
-impl<T> Iterator for Iter<'_, T> {
-    type Item = Entry<T>;
+impl<'s, T: 's> Iterator for Iter<'s, T> {
+    type Item = Found<'s, T>;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Entry<T>> {
+    fn next(&mut self) -> Option<Found<'s, T>> {
         let next = self.entries.next();
         if next.is_none() && self.end != u64::MAX { self.next_in_shards() } else { next }
     }
 }
 
-impl<T> FusedIterator for Iter<'_, T> {}
+impl<'s, T: 's> FusedIterator for Iter<'s, T> {}
 
 impl<T> fmt::Debug for Iter<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

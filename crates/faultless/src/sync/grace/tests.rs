@@ -47,27 +47,6 @@ fn no_object_is_due_while_an_older_section_is_open() {
     assert_eq!(grace.pending(&writer), 0);
 }
 
-/// An object found in a section is alive in later sections of the same steady epoch. A section
-/// opened after the object was given out has another epoch.
-#[test]
-fn a_steady_epoch_identifies_live_objects() {
-    let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));
-    let found = {
-        let section = grace.enter(&reader);
-        grace.steady_epoch(&section).unwrap()
-    };
-    retire(&grace, &writer, 1);
-    let section = grace.enter(&reader);
-    assert_eq!(grace.steady_epoch(&section), Some(found));
-    assert_eq!(free_all(&grace, &writer), [], "freed during a section that may use the object");
-    // The epoch has advanced in the meantime: objects found earlier are no longer valid.
-    assert_eq!(grace.steady_epoch(&section), None);
-    drop(section);
-    assert_eq!(free_all(&grace, &writer), [1]);
-    let section = grace.enter(&reader);
-    assert_ne!(grace.steady_epoch(&section), Some(found));
-}
-
 #[test]
 fn a_younger_section_delays_only_younger_objects() {
     let (grace, reader, writer) = (Grace::try_new(2).unwrap(), local(0), local(1));

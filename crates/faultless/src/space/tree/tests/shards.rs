@@ -172,7 +172,7 @@ fn a_boundary_is_only_at_permitted_places() {
     for at in [0, 8] {
         edit.insert(at, at + 8, value(at as usize)).unwrap();
     }
-    let touching = |may: &dyn Fn(Entry<u8>, Entry<u8>) -> bool| {
+    let touching = |may: &dyn Fn(Found<'_, u8>, Found<'_, u8>) -> bool| {
         let parting = Parting { may, ..parting(1, 100) };
         parting.bound(edit.own(), VirtRange::new(0, 4), VirtRange::new(12, 16))
     };
