@@ -19,28 +19,33 @@
 //!
 //! **Marks.** A mark is a range of pages in one leaf, its owner, and the waiting CPUs. *Invariant
 //! (exclusion):* no two marks overlap, and no writer edits pages of a foreign mark. A mark is
-//! *armed* when its owner edits the VMAs. Before, the mark keeps the pages for a writer that waits
-//! for the next leaf. *Invariant (marked change):* the entries of a page change by its VMA's writer
-//! only below an armed mark. The mark lasts until all CPUs have flushed the old translations.
+//! *armed* as soon as its owner edits the VMAs. Before, the mark keeps the pages for a writer that
+//! waits for the next leaf; faults and migrations ignore such a mark. *Invariant (marked change):*
+//! a writer changes entries only below its armed mark. The mark lasts until all CPUs have flushed
+//! the old translations.
 //!
-//! **A writer** does the following for each call.
+//! **A writer** takes these steps for each call.
 //!
 //! 1. Lock the leaves of the range, in ascending order, the next before the last is released. If
 //!    the range touches a bound, also lock the leaf beyond the bound, because the joined bit may
 //!    change. *Invariant (both locks):* the joined bit changes under the locks of both leaves.
-//! 2. After each lock, search the leaf for a foreign mark in the range. If there is one, add the
+//! 2. After each lock, search the leaf for a foreign mark in the range. If there is a mark, add the
 //!    writer to the waiters of this mark, release all locks, wait for the wake-up, and start again.
-//!    If there is none, and the range continues in the next leaf, mark the pages of the range in
-//!    this leaf. The mark lasts while the writer waits for a later leaf. *Invariant (all or
-//!    nothing):* no VMA changes before the writer has marked or locked all leaves of the range.
+//!    Otherwise, if the range continues in the next leaf, mark the pages of the range in this
+//!    leaf. The mark lasts while the writer waits for a later leaf. *Invariant (all or nothing):*
+//!    no VMA changes before the writer has marked or locked all leaves of the range. *Invariant
+//!    (ascent):* a waiting writer has only unarmed marks, all below the mark for which the writer
+//!    waits. A call with two ranges marks them in the order of addresses.
 //! 3. Edit: make the sequences of the leaves odd, and the counts of VMAs that are replaced, cut,
-//!    removed or changed. Arm the marks if any entry must change: if mapped pages are replaced or
-//!    removed, or lose a permission. Then store the new ranges, index and joined bit. Make the
-//!    counts even, but not of VMAs below an armed mark. Release the locks. If no entry changes, the
-//!    call returns. New VMAs that equal an unmarked neighbour merge with the neighbour at once.
+//!    removed or changed. Arm the marks if any entry must change: if mapped pages are replaced,
+//!    removed or moved, or lose a permission. Then store the new ranges, index and joined bit. Make
+//!    the counts even, but not of VMAs below an armed mark. Release the locks. If no entry changes,
+//!    the call returns. New VMAs that equal an unmarked neighbour merge with the neighbour at once.
 //! 4. Change the entries, one after the other. Wait for busy entries, and serve flush requests in
-//!    the meantime. Post a flush, and wait for all CPUs. *Invariant (ranks):* a CPU that holds a
-//!    leaf waits for nothing but a higher leaf.
+//!    the meantime. A move empties the target, and then moves the entry from the source. Post a
+//!    flush, and wait for all CPUs. No flush is necessary if no entry of a page has changed, and no
+//!    flush of an evicted page is deferred. *Invariant (ranks):* a CPU that holds a leaf waits only
+//!    for a higher leaf.
 //! 5. For each leaf of the range, lock the leaf, remove the mark, merge VMAs that are equal and
 //!    under no mark, unlink page tables whose span has neither a VMA nor a mark, make the counts
 //!    even, wake the waiters, and unlock.
@@ -48,35 +53,39 @@
 //! **A fault** takes no lock. It compares the count in the CPU's *hint* with the count of the
 //! hint's VMA. Without a hint it reads the sequence of the leaf, then the index, then the count. If
 //! the count is odd, the fault locks the leaf. If an armed mark covers the page, the fault adds
-//! its CPU to the waiters and waits for the wake-up. Then it starts again. If the count is even,
-//! the fault checks the space and the range of the VMA, copies the attributes, walks the page
-//! table, makes the entry busy, compares the count again, and installs a page or restores the
-//! empty entry. *Invariant (bounds before walk):* the fault reads the range before it walks,
-//! because growth leaves the count alone, and the table that the walk found may be older than the
-//! growth. If the index has no VMA, the fault reads the marks and then the sequence again. With a
-//! mark it waits as above. With the same sequence and without a mark the answer is final.
+//! its CPU to the waiters of the mark, unlocks, and waits for the wake-up. Then it starts again. If
+//! the count is even, the fault checks the space and the range of the VMA, copies the attributes,
+//! walks the page table, makes the entry busy, compares the count again, and installs a page or
+//! restores the empty entry. *Invariant (bounds before walk):* the fault reads the range before it
+//! walks, because growth leaves the count alone, and the table of the walk may be older than the
+//! growth. If the index has no VMA, the fault searches for an armed mark, and then reads the
+//! sequence again. *Invariant (final answer):* a page is missing if the sequence is the same, and
+//! no armed mark covers the page. With a mark the fault waits as above.
 //!
 //! **A migration** comes from the frame and knows no VMA. It makes the entry busy, and then
 //! searches for an armed mark of the page. With a mark it flushes the whole space, because the
-//! owner of the mark has perhaps changed the entry, and not flushed. Without a mark it flushes the
-//! page if the entry allows stores. Otherwise it defers the flush, and keeps the old frame. Then
-//! it copies the page, and stores the new entry.
+//! owner of the mark has perhaps changed or moved the entry, and not flushed. Without a mark it
+//! flushes the page if the entry allows stores. Otherwise it defers the flush, and keeps the old
+//! frame. Then it copies the page, and stores the new entry. An eviction takes the same steps, and
+//! stores an entry without a frame.
 //!
 //! # The machine
 //!
 //! Three pages, of which the lower leaf has two. The pages begin as one VMA, stored in two joined
 //! pieces. CPUs 0 and 1 run a list of calls each. CPU 2 runs a program with faults, and has the
 //! hint. CPU 3 runs the same program, and only translates. CPUs 2 and 3 have TLBs, and a scenario
-//! may omit the first. Another space takes a freed VMA from the pool and uses it at the
-//! same address. Writers take the free VMA with the lowest number, so a freed VMA is reused first.
+//! may omit the first. Another space takes a freed VMA from the pool and uses it at the same
+//! address. Writers take the free VMA with the lowest number, so a freed VMA is reused first. A
+//! spinning CPU serves no flush. The edit has two steps: until the second, the index has no VMA for
+//! replaced pages.
 //!
 //! Each access to a shared location is a step, in an order that is sequentially consistent. Steps
 //! under a lock are combined if no CPU reads the locations without the lock. Left to loom: the
 //! fence between odd counts and visited entries, the release and acquire of bounds, the lock-free
 //! list of marks, and the search of an index that is sorted and moves its places. Also omitted:
-//! shared marks, splits of leaves, the reservation for a writer that lost often, fork, failures,
-//! the history that keeps equal neighbours apart, and grace periods.
-//! The model `protocol` has the steps of a flush.
+//! shared marks, splits of leaves, calls over more than two leaves, the reservation for a writer
+//! that lost often, fork, failures, the history that keeps equal neighbours apart, reading evicted
+//! pages back, and grace periods. The model `protocol` has the steps of a flush.
 
 mod beside;
 mod fault;
@@ -138,6 +147,9 @@ pub enum Rule {
     WaiterHoldsLock,
     /// A migration searches for marks. Otherwise, it copies a page to which a CPU still stores.
     MigrationSeesMarks,
+    /// A migration of a marked page flushes the whole space. Otherwise, CPUs still access a moved
+    /// page at its old address.
+    MigrationFlushesSpace,
     /// The joined bit changes under both locks. Otherwise, two writers count the VMAs wrongly.
     JoinedUnderBothLocks,
     /// A page without a VMA is reported if the sequence of the leaf is the same. Otherwise, a
@@ -158,6 +170,9 @@ pub enum Rule {
     /// A table with a marked page is not unlinked. Otherwise, a writer misses the entries that it
     /// must clear.
     PruneSeesMarks,
+    /// A writer also flushes if the flush of an evicted page is deferred. Otherwise, it finds no
+    /// entry to flush, and CPUs still access the page by old translations.
+    FlushCoversEvicted,
     /// A call that spans leaves edits no VMA before it has marked or locked all leaves. Otherwise,
     /// another call overtakes it between two leaves.
     SpanMarksFirst,
@@ -183,6 +198,10 @@ pub enum Change {
     Revoke,
     /// `mprotect` that grants stores.
     Grant,
+    /// `mremap` of the first of two pages to the second.
+    MoveUp,
+    /// `mremap` of the second of two pages to the first.
+    MoveDown,
 }
 
 /// A call: its change, its first page, and the page behind its last.
@@ -233,6 +252,8 @@ pub enum Slot {
     Busy,
     /// A page in this frame, and whether stores are allowed.
     Page(Frame, bool),
+    /// An evicted page.
+    Out,
 }
 
 /// The owner of a frame, with the object of the frame's page.
@@ -266,6 +287,8 @@ pub enum At {
     Parked(bool),
     /// The next page to visit, and whether an entry was changed.
     Visits(u8, bool),
+    /// Has visited all pages, and perhaps changed entries.
+    Posts(bool),
     /// Waits for the flush.
     Awaits,
     /// Waits for the lock of this leaf, to remove the mark there.
@@ -369,6 +392,8 @@ pub struct State {
     fault: Fault,
     hint: Option<(u8, u8)>,
     migration: Migration,
+    /// A page was evicted, and its flush deferred.
+    deferred: bool,
     /// How often the other space may still take a freed VMA.
     strangers: u8,
     /// A page was installed in an unlinked table, or was left in such a table.
@@ -413,6 +438,8 @@ pub struct Leaves {
     pub present: Vec<u8>,
     /// The page that a migration moves.
     pub moved: Option<u8>,
+    /// Whether the page is evicted instead.
+    pub evicts: bool,
     /// The page table of each page.
     pub tables: [u8; PAGES],
     /// Whether the faulting CPU has a TLB, besides the translating CPU.

@@ -26,6 +26,7 @@ fn scenario(first: &[Call], second: &[Call], touched: &[u8]) -> Leaves {
         touched: touched.to_vec(),
         present: Vec::new(),
         moved: None,
+        evicts: false,
         tables: SEPARATE,
         both_tlbs: false,
         strangers: 0,
@@ -68,7 +69,7 @@ fn changes_and_undos() -> Vec<Vec<Call>> {
 fn hold(model: &Leaves) -> Explored {
     let start = Instant::now();
     let explored = explore(model, |state| model.is_ended(state), None)
-        .unwrap_or_else(|broken| panic!("{}: {:#?}", model.pairs.len(), broken));
+        .unwrap_or_else(|broken| panic!("{}: {:?}\n{:#?}", broken.law, broken.trace, broken.state));
     println!("{} pairs of calls: {explored:?} in {:.1?}", model.pairs.len(), start.elapsed());
     explored
 }
@@ -118,7 +119,6 @@ fn the_laws_hold_with_one_table_for_two_pages() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
 fn the_laws_hold_for_two_calls_beside_a_migration() {
     let pairs = pairs(&changes_and_undos());
     let model = scenario(&[], &[], &[1]);
@@ -126,7 +126,39 @@ fn the_laws_hold_for_two_calls_beside_a_migration() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+fn the_laws_hold_for_two_calls_beside_an_eviction() {
+    let lists = RANGES[1..5].iter().flat_map(|&(start, end)| {
+        let then = [Change::Unmap, OTHER, Change::Grant].map(|change| Call(change, start, end));
+        then.map(|then| vec![Call(Change::Revoke, start, end), then])
+    });
+    let pairs = pairs(&lists.collect::<Vec<_>>());
+    let model = scenario(&[], &[], &[1]);
+    hold(&Leaves { pairs, present: vec![1], moved: Some(1), evicts: true, ..model });
+}
+
+/// The laws hold for moves beside moves and `changes`, with a migration of source or target.
+fn hold_with_moves(changes: &[Change]) {
+    let moves = single_calls(&[Change::MoveUp, Change::MoveDown], &[(0, 2), (1, 3)]);
+    let calls = single_calls(changes, &RANGES[1..5]);
+    let pairs = pairs(&moves.into_iter().chain(calls).collect::<Vec<_>>());
+    for moved in [1, 2] {
+        let model = Leaves { present: vec![1], moved: Some(moved), ..scenario(&[], &[], &[1, 2]) };
+        hold(&Leaves { pairs: pairs.clone(), ..model });
+    }
+}
+
+#[test]
+fn the_laws_hold_for_moved_pages() {
+    hold_with_moves(&[OTHER]);
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn the_laws_hold_for_moved_pages_beside_all_changes() {
+    hold_with_moves(&[Change::Unmap, OTHER, Change::Revoke]);
+}
+
+#[test]
 fn the_laws_hold_with_two_tlbs() {
     let calls = single_calls(&[Change::Unmap, OTHER, Change::Revoke], &RANGES);
     let model = scenario(&[], &[], &[1, 2]);
@@ -134,7 +166,7 @@ fn the_laws_hold_with_two_tlbs() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes, and 2 GiB of memory"]
 fn the_laws_hold_for_faults_on_all_pages() {
     let calls = changes_and_undos().into_iter().chain(single_calls(&[Change::Unmap], &RANGES));
     let pairs = pairs(&calls.collect::<Vec<_>>());
@@ -212,6 +244,21 @@ fn a_migration_that_ignores_marks_loses_a_store() {
     let model = scenario(&[Call(Change::Revoke, 1, 2)], &[], &[1]);
     let model = Leaves { present: vec![1], moved: Some(1), ..model };
     breaks(Rule::MigrationSeesMarks, FRAMES_HELD, model);
+}
+
+#[test]
+fn a_migration_that_flushes_a_moved_page_alone_leaves_a_translation() {
+    let model = scenario(&[Call(Change::MoveUp, 1, 3)], &[], &[1]);
+    let model = Leaves { present: vec![1], moved: Some(2), ..model };
+    breaks(Rule::MigrationFlushesSpace, FRAMES_HELD, model);
+}
+
+#[test]
+fn an_unmapping_of_an_evicted_page_without_a_flush_leaves_a_translation() {
+    let calls = [Call(Change::Revoke, 1, 2), Call(Change::Unmap, 1, 2)];
+    let model = scenario(&calls, &[], &[1]);
+    let model = Leaves { present: vec![1], moved: Some(1), evicts: true, ..model };
+    breaks(Rule::FlushCoversEvicted, TRANSLATIONS, model);
 }
 
 #[test]

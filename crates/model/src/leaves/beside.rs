@@ -16,7 +16,9 @@ impl Leaves {
         }
         if state.posted[cpu] >> MIGRATING & 1 == 1 {
             match state.migration {
-                Migration::Awaits(_, _, true) => state.tlbs[tlb] = [None; PAGES],
+                Migration::Awaits(_, _, true) if !self.lost(Rule::MigrationFlushesSpace) => {
+                    state.tlbs[tlb] = [None; PAGES];
+                }
                 _ => state.tlbs[tlb][self.moved.map_or(0, usize::from)] = None,
             }
         }
@@ -29,8 +31,11 @@ impl Leaves {
     pub(super) fn acknowledge(&self, state: &mut State) {
         for writer in 0..WRITERS {
             let at = state.writers[writer].at;
-            if matches!(at, At::Between | At::Parked(_) | At::Visits(..) | At::Awaits) {
-                state.posted[writer] = 0;
+            match at {
+                At::Between | At::Parked(_) | At::Visits(..) | At::Posts(_) | At::Awaits => {
+                    state.posted[writer] = 0;
+                }
+                _ => {}
             }
         }
         if !self.both_tlbs && state.fault.stage != Stage::Spins {
@@ -68,17 +73,18 @@ impl Leaves {
                     state.post(MIGRATING);
                     Migration::Awaits(frame, write, marked)
                 } else {
+                    state.deferred = self.evicts;
                     Migration::Defers(frame)
                 }
             }
             Migration::Awaits(..) if state.is_posted(MIGRATING) => return None,
             Migration::Awaits(frame, write, _) => {
-                Self::move_page(state, page, frame, write, None)?;
+                self.move_page(state, page, frame, write, None)?;
                 Migration::Done
             }
             Migration::Defers(frame) => {
                 let kept = object_of(state.frames[usize::from(frame)]).map(Owner::Kept);
-                Self::move_page(state, page, frame, false, kept)?;
+                self.move_page(state, page, frame, false, kept)?;
                 Migration::Done
             }
             Migration::Done => return None,
@@ -86,18 +92,25 @@ impl Leaves {
         Some(())
     }
 
-    /// Copies the page to another frame, and releases the entry. The old frame is free, or `kept`.
+    /// Copies the page to another frame, or to a store, and releases the entry. The old frame is
+    /// free, or `kept`.
     fn move_page(
+        &self,
         state: &mut State,
         page: u8,
         from: Frame,
         write: bool,
         kept: Option<Owner>,
     ) -> Option<()> {
-        let to = state.free_frame()?;
-        state.frames[usize::from(to)] = state.frames[usize::from(from)];
+        let owner = state.frames[usize::from(from)];
+        state.entries[usize::from(page)] = if self.evicts {
+            Slot::Out
+        } else {
+            let to = state.free_frame()?;
+            state.frames[usize::from(to)] = owner;
+            Slot::Page(to, write)
+        };
         state.frames[usize::from(from)] = kept.unwrap_or(Owner::Free);
-        state.entries[usize::from(page)] = Slot::Page(to, write);
         Some(())
     }
 }

@@ -89,7 +89,7 @@ impl Leaves {
                     match state.entries[page] {
                         Slot::Busy => return None,
                         Slot::Empty => state.entries[page] = Slot::Busy,
-                        Slot::Page(..) => {
+                        Slot::Page(..) | Slot::Out => {
                             state.fault = Fault::NONE;
                             return Some(());
                         }
@@ -164,7 +164,10 @@ impl Leaves {
 
     /// Returns whether no call of the scenario unmaps `page`.
     fn is_always_mapped(&self, state: &State, page: u8) -> bool {
-        let unmaps = |call: &Call| call.0 == Change::Unmap && (call.1..call.2).contains(&page);
+        let unmaps = |call: &Call| {
+            let unmaps = call.0 == Change::Unmap || call.moves().is_some();
+            unmaps && (call.1..call.2).contains(&page)
+        };
         !(0..WRITERS).any(|writer| self.calls(state, writer).iter().any(unmaps))
     }
 }

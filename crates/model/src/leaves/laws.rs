@@ -36,6 +36,8 @@ pub(super) fn all(model: &Leaves) -> Vec<Property<Leaves>> {
             (0..PAGES as u8).all(|page| match state.entries[usize::from(page)] {
                 Slot::Page(frame, write) => state.is_allowed(page, frame, write),
                 Slot::Empty | Slot::Busy => true,
+                // A missing VMA would keep the evicted page for ever.
+                Slot::Out => state.changer(page).is_some() || state.vma_at(page).is_some(),
             })
         }),
         Property::always(TRANSLATIONS, |_, state: &State| {
@@ -61,7 +63,7 @@ pub(super) fn all(model: &Leaves) -> Vec<Property<Leaves>> {
             state.writers.iter().any(|writer| matches!(writer.at, At::Parked(_)))
         }),
         Property::sometimes("both writers change pages at once", |_, state: &State| {
-            let changes = |at| matches!(at, At::Visits(..) | At::Awaits);
+            let changes = |at| matches!(at, At::Visits(..) | At::Posts(_) | At::Awaits);
             state.writers.iter().all(|writer| changes(writer.at))
         }),
     ];
@@ -140,8 +142,12 @@ impl State {
         match self.frames[usize::from(frame)] {
             Owner::Free => false,
             Owner::Page(_) => {
-                let entry = self.entries[usize::from(page)];
-                matches!(entry, Slot::Page(to, _) if to == frame) || self.migrates(frame)
+                // A moved page has its old translations until the flush.
+                let moved = self.changer(page).is_some();
+                let maps = |entry: &Slot| matches!(entry, Slot::Page(to, _) if *to == frame);
+                maps(&self.entries[usize::from(page)])
+                    || moved && self.entries.iter().any(maps)
+                    || self.migrates(frame)
             }
             Owner::Owed(..) => true,
             Owner::Kept(_) => !write,

@@ -21,6 +21,22 @@ pub(super) fn leaves_of(call: Call) -> impl DoubleEndedIterator<Item = usize> {
     })
 }
 
+impl Call {
+    /// Returns the source and the target of a move.
+    pub(super) fn moves(self) -> Option<(u8, u8)> {
+        match self.0 {
+            Change::MoveUp => Some((self.1, self.1 + 1)),
+            Change::MoveDown => Some((self.1 + 1, self.1)),
+            Change::Unmap | Change::Map(_) | Change::Revoke | Change::Grant => None,
+        }
+    }
+
+    /// Returns whether the call removes or replaces mappings.
+    pub(super) fn replaces(self) -> bool {
+        self.moves().is_some() || matches!(self.0, Change::Unmap | Change::Map(_))
+    }
+}
+
 impl State {
     /// The first state of the pair of calls with number `pair`.
     pub(super) fn new(model: &Leaves, pair: u8) -> Self {
@@ -50,6 +66,7 @@ impl State {
             fault: Fault::NONE,
             hint: None,
             migration: Migration::Idle,
+            deferred: false,
             strangers: model.strangers,
             lost: false,
             strange: false,
@@ -101,6 +118,25 @@ impl State {
         *free = Vma { used: true, space: 0, start, end, attributes, count };
     }
 
+    /// Makes the edit of `call` in its leaves.
+    pub(super) fn edit_all(&mut self, model: &Leaves, call: Call, marked: bool) {
+        let source = call.moves().and_then(|(source, _)| self.attributes_at(source));
+        if call.moves().is_some() && source.is_none() {
+            // The call fails.
+            return;
+        }
+        for leaf in leaves_of(call) {
+            self.edit(model, call, leaf, marked);
+            if let Some((_, target)) = call.moves()
+                && let Some(attributes) = source
+                && leaf_of(target) == leaf
+            {
+                let repeats = model.lost(Rule::CountNeverRepeats);
+                self.allocate(repeats, target, target + 1, attributes);
+            }
+        }
+    }
+
     /// Replaces the VMAs in the part of `call`'s range in `leaf`, and splits off head and tail. If
     /// the range is not `marked`, equal neighbours merge.
     pub(super) fn edit(&mut self, model: &Leaves, call: Call, leaf: usize, marked: bool) {
@@ -118,7 +154,8 @@ impl State {
                 self.vmas[at].start = end;
             }
             match call.0 {
-                Change::Unmap | Change::Map(_) => self.vmas[at].used = head || tail,
+                _ if call.replaces() => self.vmas[at].used = head || tail,
+                Change::Unmap | Change::Map(_) | Change::MoveUp | Change::MoveDown => {}
                 Change::Revoke | Change::Grant => {
                     let attributes =
                         Attributes { write: call.0 == Change::Grant, ..old.attributes };
@@ -220,7 +257,7 @@ impl State {
             }
             for page in span() {
                 // The holder of a busy entry restores the entry in the unlinked table.
-                self.lost |= matches!(self.entries[usize::from(page)], Slot::Page(..));
+                self.lost |= matches!(self.entries[usize::from(page)], Slot::Page(..) | Slot::Out);
                 self.entries[usize::from(page)] = Slot::Empty;
             }
             self.tables[usize::from(table)] += 1;

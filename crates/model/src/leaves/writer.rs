@@ -47,6 +47,7 @@ impl Leaves {
             }
             At::Parked(_) => return None,
             At::Visits(page, changed) => Some(self.visit(state, writer, call, page, changed)?),
+            At::Posts(changed) => Some(self.post(state, writer, call, changed)),
             At::Awaits => {
                 if state.is_posted(writer) {
                     return None;
@@ -165,9 +166,9 @@ impl Leaves {
             }
         }
         let mut after = state.clone();
-        leaves_of(call).for_each(|leaf| after.edit(self, call, leaf, changes));
+        after.edit_all(self, call, changes);
         state.make_odd(self, &after);
-        if changes && matches!(call.0, Change::Unmap | Change::Map(_)) {
+        if changes && call.replaces() {
             (call.1..call.2).for_each(|page| state.index[usize::from(page)] = None);
         }
         At::Edits(touches_bound(call).then(|| after.is_alike_at_bound()))
@@ -183,8 +184,8 @@ impl Leaves {
         joined: Option<bool>,
     ) -> Option<At> {
         let marked = state.leaves[leaf_of(call.1)].marks[writer].is_some();
+        state.edit_all(self, call, marked);
         for leaf in leaves_of(call) {
-            state.edit(self, call, leaf, marked);
             state.reindex(leaf);
             state.set_counts(leaf);
             state.leaves[leaf].sequence += 1;
@@ -215,7 +216,7 @@ impl Leaves {
         state.set_counts(leaf);
     }
 
-    /// Changes the entry of `page`, and posts the flush after the last page.
+    /// Changes the entry of `page`. A move first empties the target.
     fn visit(
         &self,
         state: &mut State,
@@ -224,10 +225,23 @@ impl Leaves {
         page: u8,
         mut changed: bool,
     ) -> Option<At> {
-        let entry = &mut state.entries[usize::from(page)];
+        if let Some((source, target)) = call.moves()
+            && page + 1 == call.2
+        {
+            // The target is empty by now, but for the busy entry of a late fault.
+            let [source, target] = [usize::from(source), usize::from(target)];
+            if state.entries[source] == Slot::Busy || state.entries[target] == Slot::Busy {
+                return None;
+            }
+            changed |= state.entries[source] != Slot::Empty;
+            state.entries.swap(source, target);
+            return Some(At::Posts(changed));
+        }
+        let at = call.moves().map_or(page, |(_, target)| target);
+        let entry = &mut state.entries[usize::from(at)];
         match (*entry, call.0) {
             (Slot::Busy, _) => return None,
-            (Slot::Page(frame, _), Change::Unmap | Change::Map(_)) => {
+            (Slot::Page(frame, _), _) if call.replaces() => {
                 *entry = Slot::Empty;
                 let owner = &mut state.frames[usize::from(frame)];
                 if let Owner::Page(object) = *owner {
@@ -239,24 +253,31 @@ impl Leaves {
                 *entry = Slot::Page(frame, false);
                 changed = true;
             }
-            (Slot::Empty | Slot::Page(..), _) => {}
+            (Slot::Out, _) if call.replaces() => *entry = Slot::Empty,
+            (Slot::Empty | Slot::Out | Slot::Page(..), _) => {}
         }
         if page + 1 < call.2 {
             return Some(At::Visits(page + 1, changed));
         }
+        Some(At::Posts(changed))
+    }
+
+    /// Posts the flush, if an entry was `changed`, or a flush is deferred.
+    fn post(&self, state: &mut State, writer: usize, call: Call, changed: bool) -> At {
         if self.lost(Rule::BusyWithoutLeaf) {
             state.unlock(writer);
         }
-        if changed {
+        let flushes = changed || state.deferred && !self.lost(Rule::FlushCoversEvicted);
+        if flushes {
             state.post(writer);
         }
-        Some(if changed && !self.lost(Rule::MarkOutlastsFlush) {
+        if flushes && !self.lost(Rule::MarkOutlastsFlush) {
             At::Awaits
         } else {
             // Without an entry to flush, the leaf is released by now in any case.
             state.unlock(writer);
             At::Locks(leaf_of(call.1) as u8)
-        })
+        }
     }
 
     /// Removes the mark of `writer` in `leaf`, which is locked.
@@ -284,5 +305,8 @@ fn changes_entries(state: &State, call: Call) -> bool {
         Change::Unmap | Change::Map(_) => mapped.next().is_some(),
         Change::Revoke => mapped.any(|attributes| attributes.write),
         Change::Grant => false,
+        Change::MoveUp | Change::MoveDown => {
+            call.moves().is_some_and(|(source, _)| state.vma_at(source).is_some())
+        }
     }
 }
