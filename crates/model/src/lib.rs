@@ -8,7 +8,13 @@
 //! with the same name ([`faultless::Mutant`]): without the step a law must break.
 //!
 //! [`protocol`] contains the entry's machine, [`deferred`] the machine of flushes that wait while
-//! pages move, are evicted and come back. A test checks each machine.
+//! pages move, are evicted and come back. [`leaves`] contains the machine of writers that edit one
+//! VMA tree in place, a protocol that precedes its code; its steps are named by [`leaves::Rule`]. A
+//! test checks each machine.
+//!
+//! [`explore`] also finds states in which a CPU waits for ever.
 
 pub mod deferred;
+pub mod explore;
+pub mod leaves;
 pub mod protocol;
