@@ -211,7 +211,7 @@ pub use reclaim::tiers::Balanced;
 pub use space::{
     AccessError, Advice, Area, AreaInfo, Backing, DeviceMemory, Label, MapFlags, Maps, MemPolicy,
     MemoryLock, NodeSet, PageInfo, PagePlace, PageSource, Pins, PrivateCopies, Prot, RemapFlags,
-    Space, Translation, VmaFlags,
+    Space, Translation, VmaFlags, VmaUsage,
 };
 pub use stat::{Counter, Totals, Trace, TraceEvent, TracePoint, Watcher};
 #[doc(hidden)]

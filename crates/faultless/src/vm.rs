@@ -27,7 +27,7 @@ use crate::reclaim::compact::Compaction;
 use crate::reclaim::lazy_list;
 use crate::reclaim::swap::SwapCell;
 use crate::rmap::anchor::Anchors;
-use crate::space::stock::SharedVmaStock;
+use crate::space::stock::{SharedVmaStock, VmaUsage};
 use crate::stat::{Totals, Trace};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::grace::Grace;
@@ -232,6 +232,13 @@ impl<M: Machine> Vm<M> {
     /// memory.
     pub fn frames_freed(&self) -> u64 {
         self.frames.freed()
+    }
+
+    /// Returns the memory of VMAs on the heap. The subsystem reuses this memory for other VMAs, and
+    /// frees it when the `Vm` is dropped. Exact at a quiet moment, when no call is in progress.
+    pub fn vma_usage(&self) -> VmaUsage {
+        // As in `set`.
+        self.free_vmas.usage(&Spin)
     }
 
     /// Returns the memory node of `frame`, if the frame belongs to the machine's regions.

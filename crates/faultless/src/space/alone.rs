@@ -218,7 +218,10 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         // SAFETY: this CPU owns the space, so no other CPU has a view of the tree, and it no longer
         // uses its own ones.
         if let Some(mut leaf) = unsafe { spot.amend(needed, removed, added) } {
-            leaf.remove(at, removed, |entry| self.goes(entry, &mut old));
+            leaf.remove(at, removed, |entry| {
+                end(entry.value);
+                goes(entry, &mut old);
+            });
             if let Some((vma, end)) = low {
                 leaf.bound(0, vma.start(), end);
             }
@@ -269,24 +272,30 @@ impl<'w, 'a, 'v, M: Machine> Alone<'w, 'a, 'v, M> {
         let mut edit = unsafe { self.writing.space.tree.edit(cpu.local(), &cpu.vm().grace, cpu) }?;
         edit.replace(taken, &entries[..count], |entry| {
             if !stay.contains(&Some(entry.value)) {
-                self.goes(entry, &mut old);
+                goes(entry, &mut old);
             }
         })?;
         edit.publish();
+        // Only now: without memory, the VMAs stay.
+        // SAFETY: only this CPU has the chain.
+        unsafe { old.iter() }.for_each(|link| end(link.cast()));
         Ok(old)
     }
+}
 
-    /// Adds the VMA of `entry` to `old`.
-    #[inline(always)]
-    fn goes(&self, entry: Entry<Vma>, old: &mut RetireChain) {
-        // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the
-        // owner uses it.
-        unsafe {
-            // This CPU's next fault must not use the VMA.
-            entry.value.as_ref().sequence.detach();
-            old.append(entry.value.cast::<RetireLink>());
-        }
-    }
+/// Adds the VMA of `entry` to `old`.
+#[inline(always)]
+fn goes(entry: Entry<Vma>, old: &mut RetireChain) {
+    // SAFETY: a link is the first field of a VMA. It lives until it is freed, and only the owner
+    // uses it.
+    unsafe { old.append(entry.value.cast::<RetireLink>()) };
+}
+
+/// Ends `vma`, which is no longer in the tree: this CPU's next fault must not use it.
+#[inline(always)]
+fn end(vma: NonNull<Vma>) {
+    // SAFETY: removed from the tree just now, and freed when the writer is done.
+    unsafe { vma.as_ref() }.sequence.detach();
 }
 
 /// What is in `range`, and beside it. `spot` begins with the first entry that ends at its start, or

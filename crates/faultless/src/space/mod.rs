@@ -70,6 +70,7 @@ pub(crate) use place::Apart;
 pub use query::{AreaInfo, Label, Maps};
 pub use remap::RemapFlags;
 pub use revoke::PrivateCopies;
+pub use stock::VmaUsage;
 
 use self::core::Core;
 use crate::addr::{FrameNumber, PAGE_SIZE, VirtRange};

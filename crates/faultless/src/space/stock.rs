@@ -17,6 +17,7 @@
 use super::vma::Vma;
 use crate::error::OutOfMemory;
 use crate::heap;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::grace::{RetireChain, RetireLink};
 use crate::sync::order::FreeVmas;
 use crate::sync::spin::SpinLock;
@@ -43,7 +44,24 @@ pub(crate) struct VmaStock {
 
 /// The free VMAs that all CPUs share.
 #[derive(Debug, Default)]
-pub(crate) struct SharedVmaStock(SpinLock<Chain, FreeVmas>);
+pub(crate) struct SharedVmaStock {
+    free: SpinLock<Chain, FreeVmas>,
+    /// The number of VMAs that were allocated on the heap.
+    allocated: AtomicU64,
+}
+
+/// The memory of VMAs: [`Vm::vma_usage`](crate::Vm::vma_usage).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VmaUsage {
+    /// The number of VMAs on the heap.
+    pub allocated: u64,
+    /// The number of these VMAs that no space uses and no CPU holds. A CPU holds up to 64 unused
+    /// VMAs until it is [drained](crate::Cpu::drain), and VMAs whose grace period has not ended.
+    pub free: u64,
+    /// The bytes of all VMAs on the heap.
+    pub bytes: u64,
+}
 
 /// A chain of free VMAs, which the owner of the value alone reaches.
 #[derive(Debug, Default)]
@@ -91,8 +109,12 @@ impl VmaStock {
         self.current.set(chain);
         match first {
             Some(link) => Ok(link.cast()),
-            // No box from here on: moving a box would claim that there is no other pointer.
-            None => Ok(NonNull::from(Box::leak(heap::try_box_with(Vma::free)?))),
+            None => {
+                // No box from here on: moving a box would claim that there is no other pointer.
+                let new = NonNull::from(Box::leak(heap::try_box_with(Vma::free)?));
+                shared.allocated.fetch_add(1, Ordering::Relaxed);
+                Ok(new)
+            }
         }
     }
 
@@ -110,6 +132,15 @@ impl VmaStock {
         // SAFETY: free VMAs are ours, and the caller's promise. A link is the first field of a VMA.
         unsafe { current.push(vma.cast::<RetireLink>()) };
         self.current.set(current);
+    }
+
+    /// Passes all VMAs to the stock that all CPUs share.
+    pub(crate) fn drain(&self, shared: &SharedVmaStock, wait: &impl Wait) {
+        for chain in [self.current.take(), self.other.take()] {
+            if !chain.is_empty() {
+                shared.give(chain, wait);
+            }
+        }
     }
 
     /// Moves the current chain, which is full, away. Returns the next one, which has room.
@@ -136,7 +167,7 @@ impl SharedVmaStock {
     /// Removes up to [`MOST`] VMAs.
     fn take_some(&self, wait: &impl Wait) -> RetireChain {
         let mut some = RetireChain::default();
-        let mut all = self.0.lock(wait);
+        let mut all = self.free.lock(wait);
         while some.len() < MOST {
             // SAFETY: the stock owns its VMAs, and passes them to the caller.
             let Some(link) = (unsafe { all.0.pop() }) else { break };
@@ -148,7 +179,14 @@ impl SharedVmaStock {
 
     fn give(&self, chain: RetireChain, wait: &impl Wait) {
         // SAFETY: the caller owned the VMAs, and passes them to the stock.
-        unsafe { self.0.lock(wait).0.prepend(chain) };
+        unsafe { self.free.lock(wait).0.prepend(chain) };
+    }
+
+    /// Returns how many VMAs there are, and how many of them are in this stock.
+    pub(crate) fn usage(&self, wait: &impl Wait) -> VmaUsage {
+        let free = self.free.lock(wait).0.len() as u64;
+        let allocated = self.allocated.load(Ordering::Relaxed);
+        VmaUsage { allocated, free, bytes: allocated * size_of::<Vma>() as u64 }
     }
 }
 
@@ -192,6 +230,20 @@ mod tests {
         give(&stock, &shared, &taken);
         assert_eq!(take(&stock, &shared, 1), [taken[1]]);
         give(&stock, &shared, &taken[1..]);
+    }
+
+    #[test]
+    fn a_drained_cpu_holds_no_vma() {
+        let (stock, shared) = (VmaStock::default(), SharedVmaStock::default());
+        let taken = take(&stock, &shared, MOST + 1);
+        let usage = |free| {
+            let allocated = MOST as u64 + 1;
+            VmaUsage { allocated, free, bytes: allocated * size_of::<Vma>() as u64 }
+        };
+        assert_eq!(shared.usage(&Spin), usage(0));
+        give(&stock, &shared, &taken);
+        stock.drain(&shared, &Spin);
+        assert_eq!(shared.usage(&Spin), usage(MOST as u64 + 1));
     }
 
     #[test]

@@ -120,12 +120,13 @@ impl<M: Machine> Cpu<'_, M> {
         }
     }
 
-    /// Returns the CPU's stock of free frames, after [`wait_grace`](Self::wait_grace) and
+    /// Returns the CPU's stock of free frames and VMAs, after [`wait_grace`](Self::wait_grace) and
     /// [`end_dropped`](Self::end_dropped). For a CPU that goes idle for long or offline, and before
     /// an audit.
     pub fn drain(&self) {
         self.wait_grace();
         self.flush_deferred_if_any();
+        self.state.free_vmas.drain(&self.vm.free_vmas, self);
         self.vm.frames.drain(&self.local, self);
     }
 

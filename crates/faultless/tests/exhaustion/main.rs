@@ -106,6 +106,17 @@ fn new_world(cpu: &TestCpu<'_>) -> World {
 /// memory is zeroed in a pool, and a space is edited in place.
 type Policy = (Locking, AnonVmaCheck, bool);
 
+/// Returns the bytes on the heap, without VMAs, whose memory the subsystem keeps.
+fn heap_besides_vmas(vm: &TestVm) -> i64 {
+    shim::live() - vm.vma_usage().bytes as i64
+}
+
+/// Returns the number of VMAs in use. The CPU was drained.
+fn used_vmas(vm: &TestVm) -> u64 {
+    let usage = vm.vma_usage();
+    usage.allocated - usage.free
+}
+
 /// Runs the case once. Returns whether any request was refused, whether the call failed, and the
 /// final state.
 fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Sight) {
@@ -124,9 +135,9 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     cpu.drain();
     cpu.zero_ahead(usize::MAX);
     world.audit(&cpu);
-    let (heap, free) = (shim::live(), vm.free_frames());
+    let (heap, free, vmas) = (heap_besides_vmas(&vm), vm.free_frames(), used_vmas(&vm));
     let before = world.sight(&cpu);
-    let mut mine = shim::live() - heap;
+    let mut mine = heap_besides_vmas(&vm) - heap;
     let taken = vm.total_frames() - free;
     let frames_left = |left| vm.set(Setting::FrameLimit(taken + left));
     let count = world.spaces.iter().map(|space| space.map_count(&cpu)).max().unwrap() as u64;
@@ -152,7 +163,8 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
         assert!(case.may_fail, "an infallible operation failed");
         cpu.drain();
         world.audit(&cpu);
-        let heap_now = shim::live() - mine;
+        assert_eq!(used_vmas(&vm), vmas, "VMAs");
+        let heap_now = heap_besides_vmas(&vm) - mine;
         let now = world.sight(&cpu);
         match case.left {
             Left::Nothing => {
@@ -193,8 +205,9 @@ fn run(case: &Case<'_>, policy: Policy, short: Option<Short>) -> (bool, bool, Si
     let kept = 1 + if slots == 0 { 0 } else { census.tables };
     assert_eq!(census.taken(), kept, "all but the zero page are free");
     if slots == 0 {
-        assert_eq!(shim::live() - mine, start, "bytes of the heap in the end");
+        assert_eq!(heap_besides_vmas(&vm) - mine, start, "bytes of the heap in the end");
     }
+    assert_eq!(used_vmas(&vm), 0, "VMAs in the end");
     drop(vm);
     assert_eq!(shim::live() - mine, origin, "bytes of the heap without the subsystem");
     (refused != 0 || failed, failed, end)
