@@ -139,12 +139,13 @@ fn changes_against_a_claim() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// An owner uses a page, and uses it again after each of its changes: the CPU does not use the VMA
-/// of its last fault once the VMA is gone.
+/// Owners of two spaces use a page, and use it again after each of their changes: a CPU does not use
+/// the VMA of its last fault once the VMA is gone.
 fn accesses_of_the_owner_after_its_changes() {
-    let world = World::new(1);
-    let space = world.space(|guest| guest.map(page(8), 1, RW));
-    world.run(&[(&space, &|guest| {
+    let world = World::new(2);
+    let [space, elsewhere] = [(); 2].map(|()| world.space(|guest| guest.map(page(8), 1, RW)));
+    // VMAs that one CPU frees are reused by the other.
+    let changes = |guest: &Guest<'_>| {
         for _ in 0..3 {
             guest.store(page(8), 1).unwrap();
             guest.unmap(page(8), 1);
@@ -153,8 +154,9 @@ fn accesses_of_the_owner_after_its_changes() {
             assert!(guest.store(page(8), 3).is_err(), "a store to read-only memory");
             guest.map(page(8), 1, RW);
         }
-    })]);
-    world.finish(vec![space]);
+    };
+    world.run(&[(&space, &changes), (&elsewhere, &changes)]);
+    world.finish(vec![space, elsewhere]);
 }
 
 mod tests {
