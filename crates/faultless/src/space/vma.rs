@@ -59,8 +59,8 @@ impl Vma {
         vma
     }
 
-    /// Makes the free VMA `vma` one of `piece`, which reclaim finds by `mapping`. The sequence stays
-    /// odd.
+    /// Makes the free VMA `vma` one of `piece`, which reclaim finds by `mapping`. The sequence
+    /// stays odd.
     ///
     /// # Safety
     /// `vma` is free, and only the caller reaches it, except for its sequence.
@@ -96,7 +96,8 @@ impl Vma {
     #[inline(always)]
     pub(super) unsafe fn make_free(vma: NonNull<Self>) -> PageSource {
         let at = vma.as_ptr();
-        // SAFETY: the caller's promise. The mapping goes first, because the memory keeps its object.
+        // The mapping goes first, because the memory keeps its object. SAFETY: the caller's
+        // promise.
         unsafe {
             (*at).sequence.detach();
             drop((&raw mut (*at).mapping).replace(None));

@@ -139,7 +139,7 @@ fn changes_against_a_claim() {
     world.finish(vec![space, elsewhere]);
 }
 
-/// Owners of two spaces use a page, and use it again after each of their changes: a CPU does not use
+/// Owners of two spaces use a page, and use the page again after each of their changes: no CPU uses
 /// the VMA of its last fault once the VMA is gone.
 fn accesses_of_the_owner_after_its_changes() {
     let world = World::new(2);

@@ -89,7 +89,7 @@ fn a_limit_lowered_during_an_edit_applies_to_the_next_edit() {
     end(&cpu, space);
 }
 
-/// The VMA found by the last fault is reused without a grace period: no fault may use the VMA again.
+/// The VMA found by the last fault is reused without a grace period: no fault uses the VMA again.
 #[test]
 fn no_hint_outlives_its_vma() {
     let vm = guest::vm(2, 512);

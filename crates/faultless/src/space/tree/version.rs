@@ -14,7 +14,7 @@ pub struct Entry<T> {
     pub start: u64,
     /// First byte after the range, above `start`.
     pub end: u64,
-    /// What the caller has stored.
+    /// The value, which the caller has stored.
     pub value: NonNull<T>,
 }
 
