@@ -89,8 +89,8 @@ impl Frames {
     pub fn set_limit(&self, frames: u64) {
         self.limit.store(frames.min(self.total), Ordering::Relaxed);
         self.set_most_credit();
-        // Also of arenas in which a CPU is granting a credit under the old limit. An arena's lock is a
-        // leaf: its holder does not wait.
+        // Also from an arena in which a CPU is granting a credit under the old limit. An arena's
+        // lock is a leaf: its holder does not wait.
         for arena in &self.arenas {
             self.collect_credit(arena, &Spin);
         }
