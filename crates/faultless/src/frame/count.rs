@@ -45,7 +45,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { taken: AtomicU64::new(0) }
     }
 }
@@ -236,8 +236,11 @@ impl Frames {
         // Acquire synchronises with the Release of a CPU that has collected the credit: the frames
         // are in the count.
         let seems_full = |arena: &&Arena| arena.seen.credit.load(Ordering::Acquire) != 0;
-        let arenas = self.arenas.iter().filter(seems_full);
-        arenas.fold(false, |found, arena| self.collect_credit(arena, wait) || found)
+        let mut found = false;
+        for arena in self.arenas.iter().filter(seems_full) {
+            found |= self.collect_credit(arena, wait);
+        }
+        found
     }
 
     /// Returns the credit of an arena to the count. Returns whether there was one.
