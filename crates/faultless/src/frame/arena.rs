@@ -50,6 +50,7 @@ pub(super) struct Seen {
     pub(super) zeroed: AtomicU64,
     /// Whether the arena has a free frame that is not zeroed.
     pub(super) others: AtomicBool,
+    pub(super) credit: AtomicU64,
 }
 
 /// The free frames of an arena.
@@ -58,6 +59,9 @@ pub(super) struct Lists {
     pub(super) free: Buddy,
     /// The pool.
     pub(super) zeroed: Buddy,
+    /// Frames on these lists or on other arenas' lists that already [count](super::count) as
+    /// taken.
+    pub(super) credit: u64,
 }
 
 impl Lists {
@@ -94,8 +98,12 @@ impl Lists {
 impl Arena {
     fn new(number: u8, parts: usize) -> Self {
         let free = Buddy::new(number, Kind::Free);
-        let lists = Lists { free, zeroed: Buddy::new(number, Kind::Zeroed) };
-        let seen = Seen { zeroed: AtomicU64::new(0), others: AtomicBool::new(false) };
+        let lists = Lists { free, zeroed: Buddy::new(number, Kind::Zeroed), credit: 0 };
+        let seen = Seen {
+            zeroed: AtomicU64::new(0),
+            others: AtomicBool::new(false),
+            credit: AtomicU64::new(0),
+        };
         Self {
             lists: Padded(SpinLock::ordered(lists)),
             seen: Padded(seen),
@@ -115,6 +123,10 @@ impl Arena {
         }
         if self.seen.others.load(Ordering::Relaxed) != others {
             self.seen.others.store(others, Ordering::Relaxed);
+        }
+        if self.seen.credit.load(Ordering::Relaxed) != lists.credit {
+            // Release: see `Frames::collect_credits`.
+            self.seen.credit.store(lists.credit, Ordering::Release);
         }
         result
     }

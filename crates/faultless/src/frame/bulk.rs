@@ -5,9 +5,10 @@
 //! Unneeded frames return to the CPU's lists; zeroed frames stay zeroed.
 
 use super::arena::Lists;
+use super::count::SHORT;
 use super::owned::{Clean, Flushed, Frame, Zeroed};
 use super::percpu::{BATCH, Magazine, batch_for};
-use super::{FrameMeta, FrameUse, Frames, SHORT};
+use super::{FrameMeta, FrameUse, Frames};
 use crate::addr::FrameNumber;
 use crate::machine::Machine;
 use crate::sync::percpu::Local;
@@ -138,8 +139,12 @@ impl Frames {
             }
             got += arena.locked(wait, |lists| lists.alloc_bulk(&self.table, &mut to[got..]));
         }
+        if got == 0 {
+            return 0;
+        }
         // The frames are taken before they are reserved, as in `take_block`.
-        let reserved = self.reserve(1, |available| available.min(got as u64)).unwrap_or(0) as usize;
+        let want = |available: u64| available.min(got as u64);
+        let reserved = self.reserve_or_collect(1, want, wait).unwrap_or(0) as usize;
         for number in &to[reserved..got] {
             let give_back = |lists: &mut Lists| lists.free.free(&self.table, *number, 0);
             self.arena_of(*number).locked(wait, give_back);

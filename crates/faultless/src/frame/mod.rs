@@ -17,14 +17,14 @@
 //!                                          └─ flushed ─ Frame<FlushPending>
 //! ```
 //!
-//! *Exhaustion.* The number of frames outside the buddy allocators and pools is counted exactly, in
-//! batches, and every allocated frame is first reserved in this count. So the number of allocated
-//! frames never exceeds the [limit](Frames::set_limit). While the count is below the limit,
-//! allocating one frame succeeds, even if the last free frames are in a pool. Beyond the limit, a
-//! CPU's own lists can serve it, each list in place of the other. Frames in the lists of other
-//! CPUs, or being zeroed by them, count as taken and are not available; therefore lists are kept
-//! small when memory is short: a batch is at most 1/16 of the available frames, and a list holds at
-//! most two of its last batches. All reserves together hold at most 1/32 of memory.
+//! *Exhaustion.* The number of frames outside the buddy allocators and pools is [counted](count)
+//! exactly, in batches, and never exceeds the [limit](Frames::set_limit). While fewer frames are
+//! outside than the limit, allocating one frame succeeds, even if the last free frames are in a
+//! pool. Beyond the limit, a CPU's own lists can serve it, each list in place of the other. Frames
+//! in the lists of other CPUs, or being zeroed by them, count as taken and are not available;
+//! therefore lists are kept small when memory is short: a batch is at most 1/16 of the available
+//! frames, and a list holds at most two of its last batches. All reserves together hold at most
+//! 1/32 of memory.
 //!
 //! Lock order: an arena's lock is a leaf; no lock is taken under it, and no two arenas are locked
 //! at a time.
@@ -33,6 +33,7 @@ mod arena;
 mod buddy;
 mod bulk;
 mod census;
+mod count;
 pub mod flush_pending;
 pub mod folio;
 pub mod isolated;
@@ -54,21 +55,19 @@ pub use owned::{Clean, FlushPending, Flushed, Frame, Zeroed};
 use crate::addr::FrameNumber;
 use crate::error::OutOfMemory;
 use crate::machine::{CpuId, MemoryRegion};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::mutant::{Mutant, lost};
 use crate::sync::percpu::{Local, Padded, PerCpu};
 use crate::sync::wait::{Spin, Wait};
 use alloc::vec::Vec;
 use arena::{Arena, Layout, Lists};
 use core::fmt;
+use count::Counts;
 use percpu::{BATCH, Stock, batch_for};
 use reserve::{BATCH_ORDER, BLOCK, Reserve, SHARES};
 
 /// log2 of the frames in the largest block: 1 GiB.
 pub const MAX_ORDER: u8 = 18;
-
-/// Memory is short if less than 1/`SHORT` of the limit is available.
-const SHORT: u64 = 16;
 
 /// All physical memory.
 pub struct Frames {
@@ -82,6 +81,8 @@ pub struct Frames {
     total: u64,
     /// The maximum number of frames outside the arenas; not more than the total.
     limit: AtomicU64,
+    /// The maximum [credit](count) of an arena.
+    most_credit: AtomicU64,
     /// Whether memory was short when the count of taken frames last changed. Written only on
     /// changes, for callers that only check whether reading the count is worthwhile.
     short: AtomicBool,
@@ -92,13 +93,6 @@ pub struct Frames {
     /// empty](Magazine::pop_unless) to an allocation of a zeroed frame.
     pools: AtomicU64,
     counts: Padded<Counts>,
-}
-
-/// Written when batches move, not when single frames do.
-struct Counts {
-    /// Frames outside the buddy allocators and pools, or reserved for a CPU that is about to take
-    /// them.
-    taken: AtomicU64,
 }
 
 impl Frames {
@@ -130,7 +124,7 @@ impl Frames {
         };
         let stocks = PerCpu::try_new(cpus, stock)?;
         let reserves = PerCpu::try_new(cpus, |cpu| Reserve::new(home(cpu)))?;
-        Ok(Self {
+        let frames = Self {
             table,
             layout,
             arenas,
@@ -139,11 +133,14 @@ impl Frames {
             cpus: cpus as u64,
             total,
             limit: AtomicU64::new(total),
+            most_credit: AtomicU64::new(0),
             short: AtomicBool::new(false),
             zeroed_pool: AtomicU64::new(0),
             pools: AtomicU64::new(0),
-            counts: Padded(Counts { taken: AtomicU64::new(0) }),
-        })
+            counts: Padded(Counts::new()),
+        };
+        frames.grant_credits();
+        Ok(frames)
     }
 
     /// Allocates one frame, from the CPU's list or, if the list is empty, from the nearest node
@@ -161,8 +158,9 @@ impl Frames {
     /// nearest node with such a block. `None`: no block is free, or the limit is reached.
     pub fn alloc_order(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<Frame<Clean>> {
         let number = self.take_block(local, order, wait).or_else(|| {
-            // The frames kept by this CPU may complete a block, or exhaust the limit; and a block
-            // may be half zeroed.
+            // The frames kept by this CPU may complete a block, or exhaust the limit, as may the
+            // credits; and a block may be half zeroed.
+            self.collect_credits(wait);
             self.drain(local, wait);
             self.shrink_pools(0, wait);
             self.take_block(local, order, wait)
@@ -324,28 +322,6 @@ impl Frames {
         self.reserves.iter().map(Reserve::len).sum()
     }
 
-    /// Returns the number of frames on the buddy allocators' lists and in the pools. As in Linux's
-    /// `nr_free_pages`, frames on the CPUs' lists are not included; frames in the reserves are not
-    /// included either.
-    #[inline]
-    pub fn free_count(&self) -> u64 {
-        self.total - self.counts.0.taken.load(Ordering::Relaxed)
-    }
-
-    /// Returns the maximum number of frames outside the buddy allocators and pools.
-    #[inline]
-    pub fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed)
-    }
-
-    /// Sets the maximum number of frames outside the buddy allocators and pools, including frames
-    /// on the CPUs' lists, to `frames`. If more are already outside, allocation fails until enough
-    /// have been freed.
-    pub fn set_limit(&self, frames: u64) {
-        self.limit.store(frames.min(self.total), Ordering::Relaxed);
-        self.note_short(self.available());
-    }
-
     /// Fills the CPU's empty list with a batch, and returns its first frame to the caller.
     #[cold]
     #[inline(never)]
@@ -395,15 +371,11 @@ impl Frames {
         // The block is taken before it is reserved, as in `take_block`.
         let taken = self.arenas[home].locked(wait, |lists| {
             let (block, order) = lists.free.alloc_block(&self.table, BATCH, most)?;
-            let frames = 1 << order;
-            let plenty =
-                |available| available / 16 >= frames && !self.is_short_at(available, frames);
-            let want = |available| if plenty(available) { frames } else { 0 };
-            if self.reserve(frames, want).is_none() {
-                lists.free.free(&self.table, block, order);
-                return None;
+            if self.reserve_block(lists, 1 << order, true) {
+                return Some((block, order));
             }
-            Some((block, order))
+            lists.free.free(&self.table, block, order);
+            None
         });
         let Some((block, order)) = taken else { return false };
         self.reserves.get(local).put_block(&self.table, block, order);
@@ -427,9 +399,8 @@ impl Frames {
         want: impl Fn(u64) -> u64,
     ) -> usize {
         let most = to.len() as u64;
-        let Some(reserved) = self.reserve(1, |available| want(available).min(most)) else {
-            return 0;
-        };
+        let want = |available| want(available).min(most);
+        let Some(reserved) = self.reserve_or_collect(1, want, wait) else { return 0 };
         let reserved = reserved as usize;
         let mut got = 0;
         // Reserved frames exist, because the limit is not above the total. They may be moving
@@ -489,15 +460,15 @@ impl Frames {
     /// reserved: a reservation without a block would make another CPU's reservation fail
     /// needlessly.
     fn take_block(&self, local: &Local, order: u8, wait: &impl Wait) -> Option<FrameNumber> {
-        let found = |arena: &Arena| arena.locked(wait, |lists| lists.alloc(&self.table, order));
-        let number = self.arenas_from(local).find_map(found)?;
-        let frames = 1 << order;
-        if self.reserve(frames, |_| frames).is_none() {
-            let give_back = |lists: &mut Lists| lists.free.free(&self.table, number, order);
-            self.arena_of(number).locked(wait, give_back);
-            return None;
-        }
-        Some(number)
+        let take = |lists: &mut Lists| {
+            let number = lists.alloc(&self.table, order)?;
+            if self.reserve_block(lists, 1 << order, false) {
+                return Some(Some(number));
+            }
+            lists.free.free(&self.table, number, order);
+            Some(None)
+        };
+        self.arenas_from(local).find_map(|arena| arena.locked(wait, take))?
     }
 
     /// Returns blocks of 2^`order` frames to their arenas, with one lock acquisition for each run
@@ -509,36 +480,20 @@ impl Frames {
             arena.locked(wait, |lists| {
                 let room = lists.zeroed_room(pool) >> order;
                 let (pooled, others) = run.split_at(run.len().min(room as usize));
-                for (lists, blocks) in [(&mut lists.zeroed, pooled), (&mut lists.free, others)] {
+                for (buddy, blocks) in [(&mut lists.zeroed, pooled), (&mut lists.free, others)] {
                     if order == 0 {
-                        lists.free_run(&self.table, blocks);
+                        buddy.free_run(&self.table, blocks);
                     } else {
-                        blocks.iter().for_each(|first| lists.free(&self.table, *first, order));
+                        blocks.iter().for_each(|first| buddy.free(&self.table, *first, order));
                     }
                 }
+                self.release_to(lists, (run.len() as u64) << order);
             });
         }
-        self.release((blocks.len() as u64) << order);
     }
 
     fn arena_of(&self, frame: FrameNumber) -> &Arena {
         &self.arenas[usize::from(self.meta(frame).arena())]
-    }
-
-    /// Returns the number of available frames.
-    pub fn available(&self) -> u64 {
-        self.limit().saturating_sub(self.counts.0.taken.load(Ordering::Relaxed))
-    }
-
-    /// Returns whether memory would be short with `frames` of the `available` frames taken: if so,
-    /// optional allocations fail, in favour of urgent ones.
-    fn is_short_at(&self, available: u64, frames: u64) -> bool {
-        available < frames + self.limit() / SHORT
-    }
-
-    /// Returns whether `frames` frames can be taken without making memory short.
-    pub fn can_spare(&self, frames: u64) -> bool {
-        !self.is_short_at(self.available(), frames)
     }
 
     /// Returns the number of free frames in a node's arenas.
@@ -557,72 +512,6 @@ impl Frames {
     /// in time linear in the memory, so that a free need not count.
     pub fn freed(&self) -> u64 {
         self.table.iter().map(FrameMeta::owner).fold(0, u64::wrapping_add)
-    }
-
-    /// Returns the number of frames that background reclaim keeps available: 1/8 of the limit.
-    pub fn goal(&self) -> u64 {
-        2 * self.limit() / SHORT
-    }
-
-    /// Returns how many frames are missing to twice the threshold at which memory is short.
-    pub fn missing(&self) -> u64 {
-        self.goal().saturating_sub(self.available())
-    }
-
-    /// Returns whether memory is short: less than 1/16 of the limit is available.
-    pub fn is_short(&self) -> bool {
-        self.is_short_at(self.available(), 0)
-    }
-
-    /// Returns whether memory is so short that background reclaim is late: half of the threshold of
-    /// [`is_short`](Self::is_short).
-    pub fn is_scarce(&self) -> bool {
-        self.available() < self.limit() / (2 * SHORT)
-    }
-
-    /// Reserves as many frames as `want` returns, limited to the available frames; `None` if fewer
-    /// than `least` can be reserved. `Acquire` pairs with [`release`](Self::release): the released
-    /// frames are on the free lists.
-    fn reserve(&self, least: u64, want: impl Fn(u64) -> u64) -> Option<u64> {
-        let Counts { taken } = &self.counts.0;
-        let mut old = taken.load(Ordering::Relaxed);
-        loop {
-            let available = self.limit().saturating_sub(old);
-            let granted = want(available).min(available);
-            if granted < least {
-                return None;
-            }
-            let new = old + granted;
-            match taken.compare_exchange_weak(old, new, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => {
-                    self.note_short(available - granted);
-                    return Some(granted);
-                }
-                Err(now) => old = now,
-            }
-        }
-    }
-
-    /// Ends the reservation of `frames` frames, which are back on the free lists.
-    fn release(&self, frames: u64) {
-        let old = self.counts.0.taken.fetch_sub(frames, Ordering::Release);
-        self.note_short(self.limit().saturating_sub(old - frames));
-    }
-
-    /// Records whether memory is short with `available` frames available.
-    #[inline]
-    fn note_short(&self, available: u64) {
-        let short = self.is_short_at(available, 0);
-        if self.short.load(Ordering::Relaxed) != short {
-            self.short.store(short, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns whether memory is short, as far as this CPU knows without reading lines written by
-    /// all CPUs.
-    #[inline]
-    pub(crate) fn seems_short(&self) -> bool {
-        self.short.load(Ordering::Relaxed)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! If memory is plentiful, a CPU with an empty list takes a block of up to [`BLOCK`] frames from
 //! its arena, and fills the list from the block; a CPU with a full list keeps the spilled frames.
-//! So the lock of an arena, and the count of taken frames, are written once for hundreds of frames,
-//! for any number of CPUs.
+//! So the lock of an arena is written once for hundreds of frames, and the [count](super::count) of
+//! taken frames once for thousands, for any number of CPUs.
 //!
 //! The size of a CPU's reserve is its [share](super::Frames::share) of memory. All CPUs' shares
 //! together are 1/[`SHARES`] of memory, so they never make memory short. (Frames in a reserve are

@@ -208,7 +208,7 @@ impl Frames {
     pub(super) fn shrink_pools(&self, limit: u64, wait: &impl Wait) {
         for arena in &self.arenas {
             let limit = arena.part_of(limit);
-            let some = |Lists { free, zeroed }: &mut Lists| {
+            let some = |Lists { free, zeroed, .. }: &mut Lists| {
                 for _ in 0..MOVED {
                     let above = zeroed.free_count().saturating_sub(limit).min(1 << MAX_ORDER);
                     if above == 0 {
