@@ -375,7 +375,8 @@ mod tests {
 
     #[test]
     fn populated_mapping_saves_the_faults_of_random_loads() {
-        let fault = Some(FileCost { fault: 5000.0, page: 100.0 });
+        let [in_sequence, random] = [Saving { middle: 0.0, interval: None }; 2];
+        let fault = Some(FileCost { fault: 5000.0, page: 100.0, in_sequence, random });
         let reads = READS.map(|_| Reads { around: 100, pages: 3200, ..Reads::default() });
         let random = Files { loads: [1000, 0, 0, 0], ..files(reads, 16_384) };
         let saving = |files: &Files, fault| {
