@@ -236,7 +236,7 @@ mod tests {
         // In three rounds of six, a populated mapping takes longer.
         let cost = findings.cold_cost.as_mut().expect("above");
         let populated = [1e2, 1e2, 1e2, 6e2, 6e2, 6e2];
-        let round = |page| ReadTimes { populated: Sequence::steady(page), ..times };
+        let round = |page| ReadTimes { populated: Sequence::steady(page), read: [1e6; 4], ..times };
         cost.rounds = populated.map(round).to_vec();
         let text = printed(&findings);
         let noise = "populate file mappings: predicted to save 0.002 s of elapsed time, not beyond the \
