@@ -316,36 +316,6 @@ fn preloaded_library_serves_programs_of_aarch64() {
     });
 }
 
-/// A program that touches a block of 32 MiB in order, and pauses after each 64 KiB.
-const IN_ORDER: &str = r"
-#define _GNU_SOURCE
-#include <sys/mman.h>
-#include <time.h>
-int main(void) {
-    struct timespec pause = { 0, 1000000 };
-    char *block = mmap(0, 32 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    for (long at = 0; at < 32 << 20; at += 4096) {
-        block[at] = 1;
-        if (at % (64 << 10) == 0) nanosleep(&pause, 0);
-    }
-    return 5;
-}
-";
-
-/// The smallest distance is 256 KiB, which is four pages of 64 KiB. QEMU does not populate memory,
-/// so the helper always knows the position of the program.
-#[test]
-fn blocks_are_populated_ahead_with_each_size_of_pages() {
-    let library = Library::new("prefault-ahead=256K");
-    library.serves(IN_ORDER, |test, _, ran, processes| {
-        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{test}: {}", ran.out);
-        let [process] = processes else { panic!("{test}: {processes:?}") };
-        assert_eq!(process.count(Count::WatchedBlocks), 1, "{test}: {processes:?}");
-        let mib = process.count(Count::PrefaultedBytes) >> 20;
-        assert!((8..32).contains(&mib), "{test}: {mib} MiB");
-    });
-}
-
 /// A program with 5.6 MiB of text.
 const LARGE_TEXT: &str = r#"
 __attribute__((used)) static void fill(void) {
