@@ -247,7 +247,9 @@ impl Walk {
         if let (Some(at), Some(window)) = (large, first) {
             let large = &mut self.large[at];
             large.loads += 1;
-            large.next += u64::from(large.window.is_some_and(|last| last + 1 == window));
+            // A fault on a huge page of the page cache maps the whole huge page.
+            let is_next = |last| last < window && window - last <= HUGE >> ORDERS[0];
+            large.next += u64::from(large.window.is_some_and(is_next));
             large.window = Some(window);
         }
     }
@@ -362,6 +364,12 @@ mod tests {
         assert_eq!((got.large, got.data_used, got.around), (1, 1024, true));
         let reads = Reads { around: 1, next: 31, sequences: 1, single: 0, pages: 1024 };
         assert_eq!(got.cold[0], reads);
+        // Faults on huge pages of the page cache.
+        let fault = |page: u64| Kind::first(START + page * PAGE_SIZE, Access::Read);
+        let events = [map(Prot::READ)].into_iter().chain([0, 512, 1008].map(fault));
+        let huge = Trace { header: trace.header.clone(), ..Trace::of_one_thread(events) };
+        let got = count(&huge);
+        assert_eq!((got.large, got.large_loads, got.large_next), (1, 3, 2));
     }
 
     #[test]

@@ -40,8 +40,8 @@ pub struct FileCost {
     pub fault: f64,
     /// A page mapped by `MADV_POPULATE_READ`.
     pub page: f64,
-    /// The saving of populated pages for each fault, if the program loads from all pages in
-    /// sequence: the kernel maps pages between the loads from the pages before.
+    /// The saving for each populated page, if the program loads from all pages in sequence: the
+    /// kernel maps pages between the loads from the pages before.
     pub in_sequence: Saving,
     /// The same for loads from all pages in random order.
     pub random: Saving,
@@ -116,7 +116,8 @@ impl FileCost {
         let [fault, page] = few.map(|times| median(&times).unwrap_or(0.0));
         let saving = |[faulted, populated]: [Vec<f64>; 2]| {
             let none = Saving { middle: 0.0, interval: None };
-            Saving::of(&faulted, &populated).map_or(none, |saving| saving.scaled(1.0 / faults))
+            Saving::of(&faulted, &populated)
+                .map_or(none, |saving| saving.scaled(1.0 / pages as f64))
         };
         Ok(Self {
             fault: fault / faults,
@@ -128,11 +129,10 @@ impl FileCost {
 
     /// Returns the saving of populated mappings, and the interval of the measurements.
     fn populated(&self, files: &Files) -> Saving {
-        let next = files.large_next as f64;
-        let other = files.large_loads as f64 - next;
-        // Pages that no fault would map.
-        let unused = (files.large_pages as f64 - files.large_loads as f64 * AROUND).max(0.0);
-        let of = |in_sequence, random| next * in_sequence + other * random - unused * self.page;
+        let pages = files.large_pages as f64;
+        let share = files.large_next as f64 / files.large_loads.max(1) as f64;
+        let of =
+            |in_sequence: f64, random: f64| pages * (share * in_sequence + (1.0 - share) * random);
         let ends = self.in_sequence.interval.zip(self.random.interval);
         Saving {
             middle: of(self.in_sequence.middle, self.random.middle),
@@ -280,8 +280,8 @@ mod tests {
         let cost = FileCost {
             fault: 1000.0,
             page: 25.0,
-            in_sequence: saving(600.0, 400.0, 800.0),
-            random: saving(-100.0, -200.0, 0.0),
+            in_sequence: saving(37.5, 25.0, 50.0),
+            random: saving(-6.25, -12.5, 0.0),
         };
         findings.file_cost = Some(cost);
         let items = predicted(&findings, &costs());
@@ -291,22 +291,17 @@ mod tests {
         assert_eq!(got.apply, applied(1 << 18));
         assert!(got.action.starts_with("echo 262144 > "), "{got:?}");
         let got = find(&items, "populate file mappings");
-        // 8,000 pages are mapped by 500 faults, of which 400 are in sequence.
-        assert!((got.saving - (400.0 * 600.0 - 100.0 * 100.0)).abs() < 1.0, "{got:?}");
+        // Of 500 faults that map 8,000 pages, 400 are in sequence.
+        assert!((got.saving - (6400.0 * 37.5 - 1600.0 * 6.25)).abs() < 1.0, "{got:?}");
         assert_eq!((got.spared, &got.apply), (Some(500.0), &Apply::PopulateFiles(4 << 20)));
         assert!(open(&findings).is_none(), "beyond the error");
-        // No fault maps the other 160 pages.
-        findings.files.large_loads = 490;
-        let items = predicted(&findings, &costs());
-        let saved = 400.0 * 600.0 - 90.0 * 100.0 - 160.0 * 25.0;
-        assert!((find(&items, POPULATE).saving - saved).abs() < 1.0);
-        findings.files.large_loads = 500;
     }
 
     #[test]
     fn saving_below_its_error_is_no_advice() {
         let mut findings = findings("python", sizes(Mode::Madvise));
-        let saving = |middle: f64| Saving { middle, interval: Some([middle - 3e3, middle + 3e3]) };
+        let saving =
+            |middle: f64| Saving { middle, interval: Some([middle - 300.0, middle + 300.0]) };
         let cost = |in_sequence, random| FileCost {
             fault: 1000.0,
             page: 25.0,
@@ -322,14 +317,16 @@ mod tests {
             large_next: 1000,
             ..Files::default()
         };
-        for (in_sequence, expected) in [(5e3, true), (2e3, false), (-2e3, false), (-5e3, true)] {
-            findings.file_cost = Some(cost(in_sequence, -9e3));
+        for (in_sequence, expected) in
+            [(500.0, true), (200.0, false), (-200.0, false), (-500.0, true)]
+        {
+            findings.file_cost = Some(cost(in_sequence, -900.0));
             let items = predicted(&findings, &costs());
             let item = items.iter().find(|item| item.name == POPULATE);
             let open = open(&findings);
             assert_eq!((item.is_some(), open.is_some()), (expected, !expected), "{items:?}");
             if let Some(item) = item {
-                assert!((item.saving - 1e3 * in_sequence).abs() < 1.0, "{item:?}");
+                assert!((item.saving - 16e3 * in_sequence).abs() < 1.0, "{item:?}");
             }
             if let Some(open) = open {
                 assert_eq!(open.apply, Apply::PopulateFiles(4 << 20), "--try decides");
@@ -339,8 +336,10 @@ mod tests {
         }
         // Loads at random cost more if pages are populated.
         findings.files.large_next = 0;
-        findings.file_cost = Some(cost(5e3, -9e3));
-        assert!((find(&predicted(&findings, &costs()), POPULATE).saving + 9e6).abs() < 1.0);
+        findings.file_cost = Some(cost(500.0, -900.0));
+        assert!(
+            (find(&predicted(&findings, &costs()), POPULATE).saving + 16e3 * 900.0).abs() < 1.0
+        );
         findings.files.large_loads = 0;
         assert!(open(&findings).is_none());
     }
