@@ -123,16 +123,16 @@ fn calls_that_create_and_free_memory_are_named() {
     };
     let (grown, heap) = (start + 16 * MIB, start + 64 * MIB);
     let remap = Kind::Remap { old: start, old_len: MIB, new: grown, new_len: 3 * MIB, flags: 1 };
-    let calls = |calls: &[Kind]| calls.to_vec().into_iter();
     let discard = Kind::Advise { start: grown + MIB, len: 2 * MIB, advice: 4 };
-    let kinds = calls(&[called(1), map(start, MIB), called(2), remap])
+    let kinds = [called(1), map(start, MIB), called(2), remap]
+        .into_iter()
         .chain(touch(grown, 3))
-        .chain(calls(&[Kind::Brk { end: heap }, called(4), Kind::Brk { end: heap + MIB }]))
+        .chain([Kind::Brk { end: heap }, called(4), Kind::Brk { end: heap + MIB }])
         .chain(touch(heap, 1))
-        .chain(calls(&[called(2), discard]))
+        .chain([called(2), discard])
         .chain(touch(grown + MIB, 2))
-        .chain(calls(&[called(2), Kind::Unmap { start: grown, len: MIB }]))
-        .chain(calls(&[called(1), map(grown, MIB)]))
+        .chain([called(2), Kind::Unmap { start: grown, len: MIB }])
+        .chain([called(1), map(grown, MIB)])
         .chain(touch(grown, 1));
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("app.fltrace");
