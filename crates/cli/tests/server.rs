@@ -4,7 +4,7 @@
 mod common;
 
 use common::Ran;
-use faultless_analysis::advise::report::{Count, Report};
+use faultless_analysis::advise::report::{Count, Process, Reason, Report};
 use faultless_trace::event::{
     Access, Backing, Event, Header, Kind, ProcessInfo, Prot, Recorded, ThreadInfo,
 };
@@ -239,54 +239,106 @@ int main(void) {
 const CROSS: [(&str, &str); 2] =
     [("aarch64-linux-gnu-gcc", "/usr/aarch64-linux-gnu"), ("aarch64-linux-musl-gcc", "/")];
 
+/// The sizes of base pages in bytes, and the MiB of a huge page.
+const PAGES: [(&str, u32); 3] = [("4096", 2), ("16384", 32), ("65536", 512)];
+
+/// The preloaded library for aarch64, and the variables that request its operations.
+struct Library {
+    place: Place,
+    file: String,
+    variables: Vec<String>,
+}
+
+impl Library {
+    fn new(advice: &str) -> Self {
+        let place = Place::new();
+        let file = place.file("preload.so");
+        let printed =
+            ARM.run(&["run", "--apply", advice, "--library", &file, "--print", "env"]).succeeds();
+        let variables = printed.lines().filter_map(|line| line.strip_prefix("export "));
+        let variables = variables
+            .filter(|variable| !variable.starts_with("LD_PRELOAD"))
+            .map(|variable| variable.replace(['"', '\''], ""))
+            .collect();
+        Self { place, file, variables }
+    }
+
+    /// Compiles `source` with each compiler that is installed, and runs the program with each size
+    /// of a page. Calls `check` with the size, the MiB of a huge page, the end of the program, and
+    /// the report.
+    fn serves(&self, source: &str, check: impl Fn(&str, (&str, u32), &Ran, &[Process])) {
+        let file = self.place.file("program.c");
+        fs::write(&file, source).expect("written");
+        for (compiler, root) in CROSS {
+            let program = self.place.file(compiler);
+            let mut command = Command::new(compiler);
+            let built = command.args(["-O1", "-pthread", "-o", &program, &file, "-ldl"]).status();
+            let Ok(built) = built else {
+                eprintln!("{compiler} is not installed: not tested");
+                continue;
+            };
+            assert!(built.success(), "{compiler}");
+            for page in PAGES {
+                let report = Report::new().expect("a directory");
+                let (name, value) = report.variable();
+                let mut run = Command::new("qemu-aarch64");
+                run.args(["-L", root, "-p", page.0]);
+                for variable in &self.variables {
+                    run.args(["-E", variable]);
+                }
+                run.args(["-E", &format!("{name}={}", value.display())]);
+                let library = format!("LD_PRELOAD={}", self.file);
+                let ran = Ran::of(run.args(["-E", &library, &program]));
+                let test = format!("{compiler}, pages of {} bytes", page.0);
+                let processes = report.read().expect("a report").processes;
+                check(&test, page, &ran, &processes);
+            }
+        }
+    }
+}
+
 /// QEMU does not populate memory, but the calls of the library and their order are the same as on
 /// an aarch64 host. The emulated programs have pages of each size, and the host has pages of 4 KiB.
 #[test]
 fn preloaded_library_serves_programs_of_aarch64() {
-    let place = Place::new();
-    let library = place.file("preload.so");
-    let advice = "populate=1M,prefault-ahead,huge-text";
-    let printed =
-        ARM.run(&["run", "--apply", advice, "--library", &library, "--print", "env"]).succeeds();
-    assert_eq!(fs::read(&library).expect("written")[18], ARM.machine);
-    let error = ARM.run(&["run", "--apply", "populate", "--library", &library, "--", "/bin/true"]);
+    let library = Library::new("populate=1M,prefault-ahead,huge-text");
+    assert_eq!(fs::read(&library.file).expect("written")[18], ARM.machine);
+    let file = &library.file;
+    let error = ARM.run(&["run", "--apply", "populate", "--library", file, "--", "/bin/true"]);
     assert!(error.fails(2).contains("made for another machine"));
-    let variables = printed.lines().filter_map(|line| line.strip_prefix("export "));
-    let variables: Vec<_> = variables
-        .filter(|variable| !variable.starts_with("LD_PRELOAD"))
-        .map(|variable| variable.replace(['"', '\''], ""))
-        .collect();
-    let source = place.file("blocks.c");
-    fs::write(&source, BLOCKS).expect("written");
-    for (compiler, root) in CROSS {
-        let program = place.file(compiler);
-        let mut command = Command::new(compiler);
-        let built = command.args(["-O1", "-pthread", "-o", &program, &source, "-ldl"]).status();
-        let Ok(built) = built else {
-            eprintln!("{compiler} is not installed: not tested");
-            continue;
-        };
-        assert!(built.success(), "{compiler}");
-        for size in ["4096", "16384", "65536"] {
-            let report = Report::new().expect("a directory");
-            let (name, value) = report.variable();
-            let mut run = Command::new("qemu-aarch64");
-            run.args(["-L", root, "-p", size]);
-            for variable in &variables {
-                run.args(["-E", variable]);
-            }
-            run.args(["-E", &format!("{name}={}", value.display())]);
-            let ran = Ran::of(run.args(["-E", &format!("LD_PRELOAD={library}"), &program]));
-            let test = format!("{compiler}, pages of {size} bytes");
-            assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{test}: {}", ran.out);
-            let processes = report.read().expect("a report").processes;
-            // QEMU ignores `MADV_WIPEONFORK`, so the child can use the record of its parent.
-            let sum = |count| processes.iter().map(|process| process.count(count)).sum::<u64>();
-            assert!(sum(Count::PopulatedBlocks) >= 2, "{test}: {processes:?}");
-            // A block of 64 MiB in each process.
-            assert_eq!(sum(Count::WatchedBlocks), 2, "{test}: {processes:?}");
+    library.serves(BLOCKS, |test, _, ran, processes| {
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{test}: {}", ran.out);
+        // QEMU ignores `MADV_WIPEONFORK`, so the child can use the record of its parent.
+        let sum = |count| processes.iter().map(|process| process.count(count)).sum::<u64>();
+        assert!(sum(Count::PopulatedBlocks) >= 2, "{test}: {processes:?}");
+        // A block of 64 MiB in each process.
+        assert_eq!(sum(Count::WatchedBlocks), 2, "{test}: {processes:?}");
+    });
+}
+
+/// A program with 5.6 MiB of text.
+const LARGE_TEXT: &str = r#"
+__attribute__((used)) static void fill(void) {
+    __asm__ volatile(".fill 1400000, 4, 0xd503201f");
+}
+int main(void) { return 5; }
+"#;
+
+/// QEMU reports success for `MADV_COLLAPSE`.
+#[test]
+fn huge_text_has_the_size_of_the_huge_pages_of_the_host() {
+    let library = Library::new("huge-text");
+    library.serves(LARGE_TEXT, |test, (_, huge), ran, processes| {
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{test}: {}", ran.out);
+        let [process] = processes else { panic!("{test}: {processes:?}") };
+        let refusals: Vec<_> = process.refusals().map(|it| (it.reason, it.code)).collect();
+        let bytes = process.count(Count::CollapsedBytes);
+        if huge == 2 {
+            assert!(bytes >= 2 << 20 && refusals.is_empty(), "{test}: {bytes}, {refusals:?}");
+        } else {
+            assert_eq!((bytes, &*refusals), (0, &[(Reason::Short, huge)][..]), "{test}");
         }
-    }
+    });
 }
 
 /// Writes a recording of a host with pages of `size` bytes, with 300 faults.

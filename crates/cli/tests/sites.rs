@@ -37,6 +37,12 @@ fn write(path: &Path, stacks: bool) {
         .flatten()
         .chain((0..PAGES).map(|page| fault(page, 3)))
         .chain((PAGES..2 * PAGES).step_by(16).map(|page| fault(page, 1)));
+    compact::write(path, &app(kinds, stacks)).expect("written");
+}
+
+/// Returns a recording of a program with these events. Its call stacks are those of `main` in line
+/// 20, which calls `load`, in line 7 of which `memset` and `malloc` are called.
+fn app(kinds: impl Iterator<Item = Kind>, stacks: bool) -> Trace {
     let function = |(name, module, file): (&str, &str, &str)| Function {
         name: name.into(),
         module: module.into(),
@@ -68,8 +74,7 @@ fn write(path: &Path, stacks: bool) {
             frames: vec![frame(0, 0, 20), frame(1, 1, 7), frame(2, 2, 0), frame(2, 3, 0)],
         },
     };
-    let trace = if stacks { trace } else { Trace { stacks: Stacks::default(), ..trace } };
-    compact::write(path, &trace).expect("written");
+    if stacks { trace } else { Trace { stacks: Stacks::default(), ..trace } }
 }
 
 #[test]
@@ -97,6 +102,58 @@ fn call_sites_are_listed_with_a_change() {
     assert_eq!(bytes, Some(f64::from(16 << 20)));
     let page = fs::read_to_string(page).expect("written");
     assert!(page.contains("Calls that create memory") && page.contains("1: mmap in main app.c:20"));
+}
+
+/// `main` touches memory that `load` lets grow, by `mremap` and `malloc`, and frees, by `madvise`
+/// and `munmap`.
+#[test]
+fn calls_that_create_and_free_memory_are_named() {
+    const MIB: u64 = 1 << 20;
+    let (start, prot, backing) = (1 << 40, Prot::READ | Prot::WRITE, Backing::Anon);
+    let called = |number| Kind::Caller { stack: StackId::new(number) };
+    let map = |start, len| Kind::Map { start, len, prot, flags: 0x22, backing };
+    let touch = |start: u64, mib: u64| {
+        (start..start + mib * MIB).step_by(4096).map(|at| {
+            let mut kind = Kind::first(at, Access::Write);
+            if let Kind::Fault { stack, .. } = &mut kind {
+                *stack = StackId::new(1);
+            }
+            kind
+        })
+    };
+    let (grown, heap) = (start + 16 * MIB, start + 64 * MIB);
+    let remap = Kind::Remap { old: start, old_len: MIB, new: grown, new_len: 3 * MIB, flags: 1 };
+    let discard = Kind::Advise { start: grown + MIB, len: 2 * MIB, advice: 4 };
+    let kinds = [called(1), map(start, MIB), called(2), remap]
+        .into_iter()
+        .chain(touch(grown, 3))
+        .chain([Kind::Brk { end: heap }, called(4), Kind::Brk { end: heap + MIB }])
+        .chain(touch(heap, 1))
+        .chain([called(2), discard])
+        .chain(touch(grown + MIB, 2))
+        .chain([called(2), Kind::Unmap { start: grown, len: MIB }])
+        .chain([called(1), map(grown, MIB)])
+        .chain(touch(grown, 1));
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("app.fltrace");
+    compact::write(&file, &app(kinds, true)).expect("written");
+    let ran = faultless(&["advise", file.to_str().expect("text"), "--json", "-"]);
+    let (text, lines) = (ran.err.clone(), json_lines(&ran.succeeds()));
+    let load = "in load app.c:7 (app)";
+    let memory = format!(
+        "\n    memory of mremap {load}: 4 MiB; mmap in main app.c:20 (app): 2 MiB; brk {load}, by \
+         malloc: 1 MiB\n"
+    );
+    assert!(text.contains(&memory), "no {memory:?} in {text}");
+    let again = format!(
+        "\n    touches again the memory freed by madvise {load}: 2 MiB; munmap {load}: 1 MiB\n"
+    );
+    assert!(text.contains(&again), "no {again:?} in {text}");
+    for (call, mib) in [("madvise", 2), ("munmap", 1)] {
+        let setting = format!("call site main app.c:20 (app), memory freed by {call} {load}");
+        let bytes = common::value(&lines, "linux", &setting, "site_bytes_touched_again");
+        assert_eq!(bytes, Some(f64::from(mib << 20)), "{call}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! which needs a permission, or by protected pages and `SIGSEGV`, a signal that belongs to the
 //! program. This module uses neither: a helper thread ([`helper`]) reads by `mincore`
 //! up to which page the pages are resident without a gap. The helper populates the next pages,
-//! except one *marker* in [`STRIDE`](crate::helper::STRIDE) pages. Only a touch of the program makes
+//! except one *marker* in each [stride](helper::stride). Only a touch of the program makes
 //! a marker resident, so the first marker that is not resident shows the position of the program.
 //! The position stays at the begin of a block whose pages are touched in random order.
 //!
@@ -31,9 +31,10 @@ use crate::{helper, page, report, syscall, thread};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// The smallest watched block in bytes.
+/// The smallest watched block in bytes, and the smallest number of strides in a watched block.
 const LEAST_BLOCK: usize = 4 << 20;
-/// The smallest distance in bytes.
+const LEAST_STRIDES: usize = 16;
+/// The smallest distance in bytes, unless a stride is larger.
 const LEAST_DISTANCE: usize = 256 << 10;
 /// The number of watched blocks. Further blocks are not watched.
 const SLOTS: usize = 32;
@@ -121,12 +122,17 @@ pub fn table() -> Option<&'static Table> {
 /// Returns the size in bytes of the smallest watched block.
 #[inline]
 pub fn from() -> usize {
-    if TABLE.load(Ordering::Relaxed).is_null() { OFF } else { LEAST_BLOCK }
+    if TABLE.load(Ordering::Relaxed).is_null() {
+        OFF
+    } else {
+        LEAST_BLOCK.max(LEAST_STRIDES * helper::stride())
+    }
 }
 
 /// Returns the largest distance in bytes between the program and the end of the populated pages.
+/// The position of the program is known to the accuracy of a stride.
 pub fn distance() -> usize {
-    DISTANCE.get()
+    DISTANCE.get().max(helper::stride())
 }
 
 /// Returns whether a block is watched.

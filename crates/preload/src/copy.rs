@@ -4,8 +4,7 @@
 //! strict accounting of memory (`vm.overcommit_memory=2`) must be off.
 
 use crate::layout::Reason;
-use crate::loaded::HUGE;
-use crate::syscall;
+use crate::{page, syscall};
 use core::ffi::c_int;
 use core::ptr;
 
@@ -40,7 +39,7 @@ fn has_no_private_page(file: c_int, start: usize, end: usize) -> bool {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const OF_FILE: u64 = 1 << 61;
-    let page = crate::page::size();
+    let page = page::size();
     let mut words = [0_u64; 256];
     let mut at = start;
     while at < end {
@@ -77,19 +76,20 @@ impl Copied {
     /// # Errors
     /// The reason for which the text stays, and the error code of the kernel or 0.
     pub fn of(start: usize, len: usize, by_kernel: bool) -> Result<Self, (Reason, c_int)> {
+        let huge = page::huge();
         // SAFETY: the kernel chooses the place of a new mapping.
         let reserved = unsafe {
-            syscall::mmap(ptr::null_mut(), len + HUGE, PROT_READ | PROT_WRITE, MEMORY, -1, 0)
+            syscall::mmap(ptr::null_mut(), len + huge, PROT_READ | PROT_WRITE, MEMORY, -1, 0)
         };
         let reserved = reserved.map_err(|code| (Reason::Memory, code))? as usize;
-        let copied = Self { text: start, copy: reserved.next_multiple_of(HUGE), len };
+        let copied = Self { text: start, copy: reserved.next_multiple_of(huge), len };
         let (copy, end) = (copied.copy, copied.copy + len);
         // SAFETY: the memory is new, and no other code knows its address.
         unsafe {
             if copy > reserved {
                 let _ = syscall::munmap(reserved, copy - reserved);
             }
-            let _ = syscall::munmap(end, reserved + HUGE - copy);
+            let _ = syscall::munmap(end, reserved + huge - copy);
             let _ = syscall::madvise(copy, len, MADV_HUGEPAGE);
             // Maps the text in one call, in place of a fault for every few pages.
             let _ = syscall::madvise(start, len, MADV_POPULATE_READ);

@@ -11,17 +11,25 @@ use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering;
 
-/// The pages with one marker.
-pub const STRIDE: usize = 64;
-/// The bytes that a program touches in order before the helper populates pages.
-const LEAST_RUN: usize = 64 << 10;
+/// The bytes with one marker, and the smallest number of pages with one marker.
+const STRIDE: usize = 256 << 10;
+const STRIDE_PAGES: usize = 16;
+/// The pages that a program touches in order before the helper populates pages.
+const LEAST_RUN: usize = 16;
 /// The pauses in microseconds between two reads of the position. A pause doubles without progress.
 const SHORTEST: u64 = 250;
 const LONGEST: u64 = 32_000;
 /// The pauses in microseconds after which the thread checks whether the program has ended.
 const CHECKED: u64 = 500_000;
-/// The largest part in bytes that is populated while a call of the program can wait.
+/// The largest part in bytes that is populated while a call of the program can wait, unless a
+/// [stride](stride()) is larger.
 const PART: usize = 512 << 10;
+
+/// Returns the bytes with one marker: 64 pages of 4 KiB, and 16 pages of 16 or 64 KiB. The helper
+/// knows the position of the program to this accuracy, and each marker costs a fault.
+pub fn stride() -> usize {
+    STRIDE.max(STRIDE_PAGES * page::size())
+}
 
 /// Watches the blocks until the thread is not needed.
 pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
@@ -112,23 +120,23 @@ fn step(table: &Table, slot: &Slot) -> Found {
     let distance = touched.min(ahead::distance());
     // A program that has overtaken the helper continues alone for half of the distance, while the
     // helper populates the pages behind.
-    let stride = STRIDE * page;
+    let stride = stride();
     let from = if front <= position {
         begin + (touched + distance / 2).next_multiple_of(stride)
     } else {
         front
     };
-    let to = end.min(from + PART).min(position + distance + distance / 2);
-    if touched < LEAST_RUN || from >= to {
+    let to = end.min(from + PART.max(stride)).min(position + distance + distance / 2);
+    if touched < LEAST_RUN * page || from >= to {
         return if position > before { Found::Moved } else { Found::Unchanged };
     }
-    slot.front.store(populate(from, to, begin, page), Ordering::Relaxed);
+    slot.front.store(populate(from, to, begin, stride), Ordering::Relaxed);
     Found::Populated
 }
 
 /// Populates the pages of a range, except the markers. Returns the address after the last page.
-fn populate(from: usize, to: usize, begin: usize, page: usize) -> usize {
-    let stride = STRIDE * page;
+fn populate(from: usize, to: usize, begin: usize, stride: usize) -> usize {
+    let page = page::size();
     let mut at = from;
     while at < to {
         // The last page of each stride is the marker.

@@ -88,8 +88,13 @@ pub enum Reason {
     Opened,
     /// A mapping of a file was not populated.
     Files,
+    /// No segment of text contains a huge page. The word has the size of a huge page in MiB in
+    /// place of an error code.
+    Short,
 }
 
+/// The remedy for text that is smaller than the huge pages of large base pages.
+const SMALLER_PAGES: &str = "a kernel with base pages of 4 KiB has huge pages of 2 MiB";
 /// `EINVAL`.
 const INVALID: u32 = 22;
 /// `ENOMEM`.
@@ -97,7 +102,7 @@ const NO_MEMORY: u32 = 12;
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Collapse,
         Self::Changed,
         Self::Accounting,
@@ -113,7 +118,13 @@ impl Reason {
         Self::Thread,
         Self::Opened,
         Self::Files,
+        Self::Short,
     ];
+
+    /// Returns the error code of the kernel in the word of this reason, if the word has one.
+    pub fn error(self, code: u32) -> Option<u32> {
+        (code != 0 && self != Self::Short).then_some(code)
+    }
 
     /// Returns the name of the operation in `--apply`.
     pub fn operation(self) -> &'static str {
@@ -125,7 +136,8 @@ impl Reason {
         }
     }
 
-    /// Returns the reason as text, and the remedy. `code` is the error code of the kernel, or 0.
+    /// Returns the reason as text, and the remedy. `code` is the code in the word of this reason,
+    /// or 0.
     pub fn text(self, code: u32) -> (&'static str, &'static str) {
         match self {
             Self::Collapse => (
@@ -163,6 +175,16 @@ impl Reason {
                 "text is copied on x86-64 alone",
                 "tmpfs, and kernels with CONFIG_READ_ONLY_THP_FOR_FS, have huge pages of files",
             ),
+            Self::Short => match code {
+                32 => ("no segment of text contains an aligned huge page of 32 MiB", SMALLER_PAGES),
+                512 => {
+                    ("no segment of text contains an aligned huge page of 512 MiB", SMALLER_PAGES)
+                }
+                _ => (
+                    "no segment of text contains an aligned huge page of 2 MiB",
+                    "align the text when you link the program: -Wl,-z,max-page-size=2097152",
+                ),
+            },
             Self::Mappings => ("/proc/self/maps is not readable", "mount /proc"),
             Self::Segments => {
                 ("the process has more than 64 segments of text", "further segments stay in place")

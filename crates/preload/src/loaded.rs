@@ -1,11 +1,10 @@
 //! The text of the objects that the loader knows.
 
 use crate::next::headers;
+use crate::page;
 use crate::symbols::{Object, ProgramHeader};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// The size of a huge page.
-pub const HUGE: usize = 2 << 20;
 /// The maximum number of segments.
 const MOST: usize = 64;
 
@@ -49,6 +48,12 @@ pub fn forget_examined() {
 /// Returns the segments of text with at least one whole huge page: the first address, and the
 /// address after the last.
 pub fn large_text(object: &Object) -> impl Iterator<Item = (usize, usize)> {
+    let huge = page::huge();
+    text(object).filter(move |(start, end)| start.next_multiple_of(huge) < end / huge * huge)
+}
+
+/// Returns the segments of text: the first address, and the address after the last.
+pub fn text(object: &Object) -> impl Iterator<Item = (usize, usize)> {
     headers(object).iter().filter_map(|header| {
         const LOAD: u32 = 1;
         const EXECUTE: u32 = 1;
@@ -57,8 +62,7 @@ pub fn large_text(object: &Object) -> impl Iterator<Item = (usize, usize)> {
             return None;
         }
         let start = object.base.wrapping_add(header.address);
-        let end = start.checked_add(header.size)?;
-        (start.next_multiple_of(HUGE) < end / HUGE * HUGE).then_some((start, end))
+        Some((start, start.checked_add(header.size)?))
     })
 }
 

@@ -1,4 +1,4 @@
-//! The size of a page.
+//! The size of a page, and of a huge page.
 
 use crate::symbols;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +21,13 @@ pub fn size() -> usize {
     let size = if size.is_power_of_two() { size.max(SMALLEST) } else { SMALLEST };
     PAGE.store(size, Ordering::Relaxed);
     size
+}
+
+/// Returns the size of a huge page in bytes: 2, 32 or 512 MiB for pages of 4, 16 or 64 KiB. One
+/// entry maps as much as a table of pages, whose entries have 8 bytes.
+pub fn huge() -> usize {
+    const ENTRY: usize = 8;
+    size() * (size() / ENTRY)
 }
 
 /// Returns the pages around a range: the first address and the address after the last.

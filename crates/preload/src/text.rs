@@ -1,8 +1,10 @@
 //! Moves the text of the program and of its libraries to huge pages: before `main`, and for
 //! libraries that the program opens later, at the program's next [`dlsym`](crate::dlsym).
 //!
-//! A segment is eligible if it contains at least one aligned range of 2 MiB, belongs to a file, and
-//! is readable, executable and not writable. Two ways exist:
+//! A segment is eligible if it contains at least one aligned [huge page](page::huge), belongs to a
+//! file, and is readable, executable and not writable. The size of a huge page follows the size of
+//! a page. If no segment contains a huge page, and a segment has at least [`LARGE`] bytes, a
+//! refusal is counted. Two ways exist:
 //!
 //! - [`Way::Collapse`]: `MADV_COLLAPSE` (Linux 6.1) replaces pages of the file by huge pages of the
 //!   file. This way requires a file system with huge pages (tmpfs), or a kernel with
@@ -39,13 +41,16 @@
 
 use crate::copy::{self, Copied};
 use crate::layout::{Count, Reason};
-use crate::loaded::{Examined, HUGE, examine, forget_examined, large_text, relocates_text};
+use crate::loaded::{Examined, examine, forget_examined, large_text, relocates_text, text};
 use crate::maps::{self, Mapping};
 use crate::symbols::{self, Object};
 use crate::{page, report, syscall};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+/// The size in bytes of the smallest segment whose user can expect a huge page: the size of the
+/// smallest huge page.
+const LARGE: usize = 2 << 20;
 /// The maximum number of new segments in one visit. Further segments stay in place.
 const SEGMENTS: usize = 64;
 /// The maximum number of mappings of a segment.
@@ -69,6 +74,8 @@ static WAY: AtomicU32 = AtomicU32::new(0);
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 /// The number of closed libraries.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
+/// A segment with a huge page was found, or the refusal for segments without one was counted.
+static DECIDED: AtomicBool = AtomicBool::new(false);
 /// A thread visits the libraries.
 static VISITING: AtomicBool = AtomicBool::new(false);
 
@@ -108,6 +115,8 @@ struct Search {
     /// The new segments.
     segments: [Segment; SEGMENTS],
     count: usize,
+    /// A segment of at least [`LARGE`] bytes was found.
+    has_large: bool,
 }
 
 /// Moves the eligible segments that were not examined before, unless a thread does this already: a
@@ -117,8 +126,13 @@ fn move_new(way: Way, later: bool) {
         return;
     }
     let none = Segment { start: 0, end: 0, is_relocated: false };
-    let mut search = Search { later, first: true, segments: [none; SEGMENTS], count: 0 };
+    let mut search =
+        Search { later, first: true, segments: [none; SEGMENTS], count: 0, has_large: false };
     symbols::visit_objects(find, &mut search);
+    let decided = search.count > 0 || search.has_large;
+    if decided && !DECIDED.swap(true, Ordering::Relaxed) && search.count == 0 {
+        report::refuse(Reason::Short, (page::huge() >> 20) as c_int);
+    }
     for segment in search.segments.iter().take(search.count) {
         move_segment(*segment, way, later);
     }
@@ -140,6 +154,7 @@ unsafe extern "C" fn find(object: &Object, size: usize, search: &mut Search) -> 
             forget_examined();
         }
     }
+    search.has_large |= text(object).any(|(start, end)| end - start >= LARGE);
     for (start, end) in large_text(object) {
         let place = match examine(start) {
             Examined::Before => continue,
@@ -191,7 +206,8 @@ fn move_segment(segment: Segment, way: Way, later: bool) {
 
 /// Returns the whole huge pages within a mapping: the first address and the address after the last.
 fn range(mapping: &Mapping) -> (usize, usize) {
-    (mapping.start.next_multiple_of(HUGE), mapping.end / HUGE * HUGE)
+    let huge = page::huge();
+    (mapping.start.next_multiple_of(huge), mapping.end / huge * huge)
 }
 
 /// Returns whether a mapping is text of a file with a whole huge page.

@@ -68,7 +68,7 @@ fn print(number: impl Fn(&mut Message, u64)) {
         message.push(reason.operation().as_bytes());
         number(&mut message, times);
         message.push(why.as_bytes());
-        if code != 0 {
+        if let Some(code) = reason.error(code) {
             message.push(b" (error ");
             message.push_number(code.into());
             message.push(b")");

@@ -1,22 +1,36 @@
-//! The calls that created the memory of a program, with their call stacks.
+//! The calls that created and freed the memory of a program, with their call stacks.
 //!
 //! A fault is taken where a page is touched first. The memory of the page comes from a call, often
-//! at another place of the program, and a change such as `MAP_POPULATE` belongs to that call.
+//! at another place of the program, and a change such as `MAP_POPULATE` belongs to that call. If
+//! the program had the page before, a call has freed the page to the kernel, and a change that
+//! keeps the memory belongs to that call.
 
 use crate::event::{Backing, Birth, Event, Kind, MAX_AREAS, StackId, Trace};
 use faultless::page_up;
 use rangemap::RangeMap;
 use std::ops::Range;
 
-/// A kind of call that creates memory.
+const MADV_DONTNEED: u32 = 4;
+const MADV_DONTNEED_LOCKED: u32 = 24;
+
+/// Returns whether `madvise` with `advice` frees pages at once.
+pub const fn discards(advice: u32) -> bool {
+    matches!(advice, MADV_DONTNEED | MADV_DONTNEED_LOCKED)
+}
+
+/// A kind of call that creates or frees memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Call {
     /// `mmap`.
     Mmap,
     /// `mremap`, which lets a mapping grow.
     Mremap,
-    /// `brk`.
+    /// `brk`, which lets the heap grow or shrink.
     Brk,
+    /// `munmap`.
+    Munmap,
+    /// `madvise` with `MADV_DONTNEED` or `MADV_DONTNEED_LOCKED`.
+    Madvise,
 }
 
 impl Call {
@@ -26,11 +40,13 @@ impl Call {
             Self::Mmap => "mmap",
             Self::Mremap => "mremap",
             Self::Brk => "brk",
+            Self::Munmap => "munmap",
+            Self::Madvise => "madvise",
         }
     }
 }
 
-/// A call that created memory.
+/// A call that created or freed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Caller {
     /// The kind of call.
@@ -39,7 +55,7 @@ pub struct Caller {
     pub stack: StackId,
 }
 
-/// The calls that created the present memory of each process.
+/// The calls that created the present memory of each process, and the calls that freed memory.
 #[derive(Clone, Debug, Default)]
 pub struct Callers {
     spaces: Vec<Space>,
@@ -53,6 +69,8 @@ pub struct Callers {
 #[derive(Clone, Debug, Default)]
 struct Space {
     callers: RangeMap<u64, Caller>,
+    /// The last call that freed pages at each address.
+    freed: RangeMap<u64, Caller>,
     brk: Option<u64>,
 }
 
@@ -71,7 +89,10 @@ impl Callers {
         let space = &mut self.spaces[process(event.thread)];
         match event.kind {
             Kind::Caller { stack } => self.next = Some((event.thread, stack)),
-            Kind::Map { start, len, .. } => space.set(start..start + len, by(Call::Mmap)),
+            Kind::Map { start, len, .. } => {
+                space.replace(start..start + len, by(Call::Mmap));
+                space.set(start..start + len, by(Call::Mmap));
+            }
             Kind::Area { start, len, backing, .. } => {
                 space.set(start..start + len, None);
                 if backing == Backing::Heap {
@@ -79,8 +100,15 @@ impl Callers {
                     space.brk.get_or_insert(start + len);
                 }
             }
-            Kind::Unmap { start, len } => space.set(start..start + len, None),
+            Kind::Unmap { start, len } => {
+                space.set(start..start + len, None);
+                space.free(start..start + len, by(Call::Munmap));
+            }
+            Kind::Advise { start, len, advice } if discards(advice) => {
+                space.free(start..start + len, by(Call::Madvise));
+            }
             Kind::Remap { old, old_len, new, new_len, .. } => {
+                space.free(old..old + old_len, by(Call::Mremap));
                 space.remap(old..old + old_len, new..new + new_len, by(Call::Mremap));
             }
             Kind::Brk { end } => {
@@ -88,9 +116,10 @@ impl Callers {
                 let from = space.brk.replace(to).unwrap_or(to);
                 space.set(from..to, by(Call::Brk));
                 space.set(to..from, None);
+                space.free(to..from, by(Call::Brk));
             }
             Kind::Spawn { child, birth: Birth::Fork } => {
-                self.copied += space.callers.len();
+                self.copied += space.callers.len() + space.freed.len();
                 if self.copied <= MAX_AREAS {
                     self.spaces[process(child)] = space.clone();
                 }
@@ -105,18 +134,34 @@ impl Callers {
     pub fn of(&self, process: usize, address: u64) -> Option<Caller> {
         self.spaces.get(process)?.callers.get(&address).copied()
     }
+
+    /// Returns the call that freed the memory at `address` of the process with this index last, if
+    /// the call was recorded with its call stack.
+    pub fn freed(&self, process: usize, address: u64) -> Option<Caller> {
+        self.spaces.get(process)?.freed.get(&address).copied()
+    }
 }
 
 impl Space {
     /// Sets the call that created `range`.
     fn set(&mut self, range: Range<u64>, caller: Option<Caller>) {
+        set(&mut self.callers, range, caller);
+    }
+
+    /// Sets the call that freed `range`.
+    fn free(&mut self, range: Range<u64>, caller: Option<Caller>) {
+        set(&mut self.freed, range, caller);
+    }
+
+    /// Frees the memory in `range` that a known call created: `caller` maps other memory there.
+    fn replace(&mut self, range: Range<u64>, caller: Option<Caller>) {
         if range.is_empty() {
             return;
         }
-        match caller {
-            Some(caller) => self.callers.insert(range, caller),
-            None => self.callers.remove(range),
-        }
+        let parts = self.callers.overlapping(&range);
+        let within = |part: &Range<u64>| part.start.max(range.start)..part.end.min(range.end);
+        let parts: Vec<_> = parts.map(|(part, _)| within(part)).collect();
+        parts.into_iter().for_each(|part| self.free(part, caller));
     }
 
     /// Moves `old` to `new`. A part of `new` beyond the length of `old` was created by `caller`.
@@ -136,6 +181,17 @@ impl Space {
                 .map(|at| (at - old.start + new.start).min(new.end));
             self.set(start..end, Some(caller));
         }
+    }
+}
+
+/// Sets the call of `range`, or removes the range without a call.
+fn set(calls: &mut RangeMap<u64, Caller>, range: Range<u64>, caller: Option<Caller>) {
+    if range.is_empty() {
+        return;
+    }
+    match caller {
+        Some(caller) => calls.insert(range, caller),
+        None => calls.remove(range),
     }
 }
 
@@ -160,6 +216,20 @@ mod tests {
     /// Returns the calls that created the memory at each of the addresses, after the events of the
     /// threads of two processes.
     fn after(events: &[(u32, Kind)], at: &[(usize, u64)]) -> Vec<Option<(&'static str, u32)>> {
+        found(events, at, Callers::of)
+    }
+
+    /// Returns the calls that freed the memory at each of the addresses of the first process.
+    fn freed(events: &[(u32, Kind)], at: &[u64]) -> Vec<Option<(&'static str, u32)>> {
+        let at: Vec<_> = at.iter().map(|address| (0, *address)).collect();
+        found(events, &at, Callers::freed)
+    }
+
+    fn found(
+        events: &[(u32, Kind)],
+        at: &[(usize, u64)],
+        find: fn(&Callers, usize, u64) -> Option<Caller>,
+    ) -> Vec<Option<(&'static str, u32)>> {
         let mut trace = Trace::of_one_thread([]);
         trace.processes.push(ProcessInfo { parent: Some(0), pid: None });
         trace.threads.push(ThreadInfo { process: 1, name: String::new() });
@@ -167,7 +237,7 @@ mod tests {
         for (thread, kind) in events {
             callers.step(&trace, &Event { time_us: 0, thread: *thread, kind: *kind });
         }
-        let of = |(process, address): &(usize, u64)| callers.of(*process, *address);
+        let of = |(process, address): &(usize, u64)| find(&callers, *process, *address);
         let name = |caller: Caller| (caller.call.name(), caller.stack.number());
         at.iter().map(|at| of(at).map(name)).collect()
     }
@@ -220,6 +290,47 @@ mod tests {
         let at = [0, 1, 2].map(|page| (0, A + page * P));
         // The first call reports the start of the heap.
         assert_eq!(after(&events, &at), [None, Some(("brk", 2)), None]);
+    }
+
+    #[test]
+    fn last_call_that_freed_memory_is_known() {
+        let advise = |advice| Kind::Advise { start: A, len: 2 * P, advice };
+        let unmap = |start| Kind::Unmap { start, len: P };
+        let events = [
+            (0, called(1)),
+            (0, map(A, 4)),
+            (0, called(2)),
+            (0, advise(MADV_DONTNEED)),
+            (0, called(3)),
+            (0, unmap(A + P)),
+            // The memory is created again, and the call that freed it stays.
+            (0, called(4)),
+            (0, map(A + P, 1)),
+        ];
+        let at = [0, 1, 2].map(|page| A + page * P);
+        let (madvise, munmap) = (Some(("madvise", 2)), Some(("munmap", 3)));
+        assert_eq!(freed(&events, &at), [madvise, munmap, None]);
+        // MADV_FREE and MADV_HUGEPAGE free no page at once.
+        let kept = [&events[..], &[(0, called(5)), (0, advise(8)), (0, advise(14))]].concat();
+        assert_eq!(freed(&kept, &at), [madvise, munmap, None]);
+        // A call without a call stack.
+        let unknown = [&events[..], &[(0, unmap(A))]].concat();
+        assert_eq!(freed(&unknown, &at), [None, munmap, None]);
+        // A mapping in place of present memory frees this memory.
+        let replaced = [&events[..], &[(0, called(6)), (0, map(A, 2))]].concat();
+        assert_eq!(freed(&replaced, &at), [Some(("mmap", 6)), Some(("mmap", 6)), None]);
+        let executed = [&events[..], &[(0, Kind::Exec)]].concat();
+        assert_eq!(freed(&executed, &at), [None; 3]);
+    }
+
+    #[test]
+    fn break_and_mremap_free_memory() {
+        let brk = |pages: u64| (0, Kind::Brk { end: A + pages * P });
+        let events = [brk(4), (0, called(1)), brk(2)];
+        assert_eq!(freed(&events, &[A + P, A + 2 * P]), [None, Some(("brk", 1))]);
+        let remap = Kind::Remap { old: A, old_len: 2 * P, new: B, new_len: 2 * P, flags: 1 };
+        let events = [(0, map(A, 2)), (0, called(2)), (0, remap)];
+        assert_eq!(freed(&events, &[A + P, B]), [Some(("mremap", 2)), None]);
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub struct Census {
     /// The faults of each call stack in the memory of each call, if the call was recorded with its
     /// call stack.
     pub callers: BTreeMap<(StackId, Caller), u64>,
+    /// The faults of `returned` and `discarded` of each call stack by the call that had freed the
+    /// page, if the call was recorded with its call stack.
+    pub freed: BTreeMap<(StackId, Caller), u64>,
 }
 
 /// Mappings of one length.
@@ -426,6 +429,9 @@ impl Walk {
         self.census.stacks.entry(stack).or_default().add(&faults);
         if let Some(caller) = self.callers.of(process, at).filter(|_| faults.total() > 0) {
             *self.census.callers.entry((stack, caller)).or_default() += faults.total();
+        }
+        if let Some(caller) = self.callers.freed(process, at).filter(|_| faults.again > 0) {
+            *self.census.freed.entry((stack, caller)).or_default() += faults.again;
         }
     }
 

@@ -281,8 +281,8 @@ pub enum Kind {
         /// The break.
         end: u64,
     },
-    /// The call stack of the next event, a call of the same thread that creates memory: `mmap`,
-    /// `mremap` or `brk`.
+    /// The call stack of the next event, a call of the same thread that creates or frees memory:
+    /// `mmap`, `mremap`, `brk`, `munmap` or `madvise`.
     Caller {
         /// The call stack, in [`Trace::stacks`].
         stack: StackId,

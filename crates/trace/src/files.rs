@@ -36,6 +36,9 @@ pub struct Reads {
     pub around: u64,
     /// Reads behind the pages that were read before. The kernel starts such a read early.
     pub next: u64,
+    /// The reads of `next` directly behind a read of `around`: each begins a sequence, in which the
+    /// kernel allocates larger and larger folios.
+    pub sequences: u64,
     /// Reads of single pages, after which the kernel has stopped to read around.
     pub single: u64,
     /// Pages that the reads bring into the page cache.
@@ -55,10 +58,13 @@ pub struct Files {
     pub large_pages: u64,
     /// See `large_pages`.
     pub large_loads: u64,
+    /// The loads of `large_loads` behind the pages that the previous load has mapped.
+    pub large_next: u64,
     /// The bytes of the smallest of them.
     pub smallest: u64,
-    /// All pages of large mappings without executable code, and the pages that the program uses
-    /// of them, at most.
+    /// Large mappings without executable code.
+    pub data: u64,
+    /// All pages of these mappings, and the pages that the program uses of them, at most.
     pub data_pages: u64,
     /// See `data_pages`.
     pub data_used: u64,
@@ -112,10 +118,16 @@ struct Large {
     pages: u64,
     touched: PageSet,
     loads: u64,
+    /// The loads behind the pages that the previous load has mapped.
+    next: u64,
+    /// The window of the previous load, of the default size.
+    window: Option<u64>,
     /// The pages in the page cache, with each size of [`READS`].
     cached: [RangeSet<u64>; READS.len()],
     /// The misses in the page cache beyond its hits, with each size.
     misses: [u32; READS.len()],
+    /// The end of the last read if it was a read around a page, with each size.
+    around: [Option<u64>; READS.len()],
     /// The page of the last fault.
     last: u64,
 }
@@ -154,8 +166,8 @@ impl Large {
 
     /// Reads `page` of this mapping, which has the pages `mapping`, from a cold page cache.
     fn read(&mut self, page: u64, mapping: &Range<u64>, out: &mut [Reads; READS.len()]) {
-        for (((cached, misses), order), out) in
-            self.cached.iter_mut().zip(&mut self.misses).zip(READS).zip(out)
+        for ((((cached, misses), around), order), out) in
+            self.cached.iter_mut().zip(&mut self.misses).zip(&mut self.around).zip(READS).zip(out)
         {
             if cached.contains(&page) {
                 // Fault-around counts each page as a hit.
@@ -170,6 +182,8 @@ impl Large {
             let start = if next { page } else { page.saturating_sub(pages / 2) };
             let start = start.max(mapping.start);
             let window = start..(start + pages).min(mapping.end);
+            out.sequences += u64::from(next && *around == Some(page));
+            *around = (!next && !single).then_some(window.end);
             *match (next, single) {
                 (true, _) => &mut out.next,
                 (_, true) => &mut out.single,
@@ -217,7 +231,7 @@ impl Walk {
         if access == Access::Write {
             return;
         }
-        let mut first = false;
+        let mut first = None;
         for (at, order) in ORDERS.iter().enumerate() {
             if !memory.around[at].insert(page >> order) {
                 continue;
@@ -226,10 +240,17 @@ impl Walk {
             let end = (window + (1 << order)).min(mapping.end);
             self.out.loads[at] += 1;
             self.out.mapped[at] += end - window.max(mapping.start);
-            first |= at == 0;
+            if at == 0 {
+                first = Some(window >> order);
+            }
         }
-        if let Some(at) = large {
-            self.large[at].loads += u64::from(first);
+        if let (Some(at), Some(window)) = (large, first) {
+            let large = &mut self.large[at];
+            large.loads += 1;
+            // A fault on a huge page of the page cache maps the whole huge page.
+            let is_next = |last| last < window && window - last <= HUGE >> ORDERS[0];
+            large.next += u64::from(large.window.is_some_and(is_next));
+            large.window = Some(window);
         }
     }
 
@@ -253,6 +274,7 @@ impl Walk {
         }
         for large in self.large.drain(..) {
             let used = large.touched.len();
+            self.out.data += 1;
             self.out.data_pages += large.pages;
             self.out.data_used += used;
             if used as f64 >= mostly * large.pages as f64 {
@@ -262,6 +284,7 @@ impl Walk {
                 self.out.large += 1;
                 self.out.large_pages += large.pages;
                 self.out.large_loads += large.loads;
+                self.out.large_next += large.next;
             }
         }
     }
@@ -291,6 +314,10 @@ mod tests {
         let got = of(map(Prot::READ), all());
         assert_eq!((got.loads, got.mapped), ([64, 16, 4, 2], [1024; 4]));
         assert_eq!((got.large, got.large_pages, got.large_loads), (1, 1024, 64));
+        assert_eq!(got.large_next, 63);
+        // Windows in the opposite order.
+        let down = of(map(Prot::READ), (0..1024).rev().map(|page| (page, Access::Read)));
+        assert_eq!((down.large_loads, down.large_next), (64, 0));
         let code = of(map(Prot::READ | Prot::EXEC), all());
         assert_eq!((code.loads[0], code.large), (64, 0));
     }
@@ -298,10 +325,15 @@ mod tests {
     #[test]
     fn cold_file_is_read_in_windows() {
         let got = of(map(Prot::READ), (0..1024).map(|page| (page, Access::Read)));
-        let reads = |around, next, pages| Reads { around, next, single: 0, pages };
-        assert_eq!(got.cold[0], reads(1, 31, 1024));
+        let reads = |around, next, pages| Reads { around, next, pages, ..Reads::default() };
+        assert_eq!(got.cold[0], Reads { sequences: 1, ..reads(1, 31, 1024) });
         assert_eq!(got.cold[3], reads(1, 0, 1024));
-        assert_eq!((got.data_pages, got.data_used), (1024, 1024));
+        assert_eq!((got.data, got.data_pages, got.data_used), (1, 1024, 1024));
+        let got = of(map(Prot::READ), (256..512).chain(768..1024).map(|page| (page, Access::Read)));
+        assert_eq!((got.cold[0].around, got.cold[0].sequences), (2, 2));
+        // The page behind the first window, but not behind the last.
+        let got = of(map(Prot::READ), [100, 200, 116].map(|page| (page, Access::Read)).into_iter());
+        assert_eq!(got.cold[0], reads(2, 1, 96));
         // Distant stores read, too, and use few of the pages.
         let got = of(map(Prot::WRITE), (1..4).map(|n| (n * 256, Access::Write)));
         assert_eq!(got.cold[0], reads(3, 0, 96));
@@ -330,7 +362,14 @@ mod tests {
         trace.header.notes.push(format!("{AROUND_ON} (a reason)"));
         let got = count(&trace);
         assert_eq!((got.large, got.data_used, got.around), (1, 1024, true));
-        assert_eq!(got.cold[0], Reads { around: 1, next: 31, single: 0, pages: 1024 });
+        let reads = Reads { around: 1, next: 31, sequences: 1, single: 0, pages: 1024 };
+        assert_eq!(got.cold[0], reads);
+        // Faults on huge pages of the page cache.
+        let fault = |page: u64| Kind::first(START + page * PAGE_SIZE, Access::Read);
+        let events = [map(Prot::READ)].into_iter().chain([0, 512, 1008].map(fault));
+        let huge = Trace { header: trace.header.clone(), ..Trace::of_one_thread(events) };
+        let got = count(&huge);
+        assert_eq!((got.large, got.large_loads, got.large_next), (1, 3, 2));
     }
 
     #[test]

@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn call_stacks_are_recorded_for_faults_and_calls_that_create_memory() {
+    fn call_stacks_are_recorded_for_faults_and_calls_that_change_memory() {
         let dir = tracefs("stacks", &ALL);
         let setup = Setup::choose(&system(dir.clone(), 2, true), false).unwrap();
         let of = |unwind, period| {
@@ -575,11 +575,11 @@ mod tests {
         assert!(events.contains(&"exceptions:page_fault_user".into()) && !user);
         let (events, user) = of(Some(Unwind::FramePointers), 1);
         assert!(events.contains(&"exceptions:page_fault_kernel/call-graph=fp/".into()) && user);
-        for call in ["mmap", "brk", "mremap"] {
+        for call in ["mmap", "munmap", "madvise", "brk", "mremap"] {
             let enter = format!("syscalls:sys_enter_{call}/call-graph=fp/");
             assert!(events.contains(&enter.into()), "{events:?}");
         }
-        for event in ["sys_exit_mmap", "sys_enter_munmap", "sys_enter_mprotect"] {
+        for event in ["sys_exit_mmap", "sys_exit_munmap", "sys_enter_mprotect"] {
             assert!(events.contains(&format!("syscalls:{event}").into()), "{events:?}");
         }
         let (events, _) = of(Some(Unwind::Dwarf), 8);

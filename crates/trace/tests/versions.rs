@@ -101,6 +101,20 @@ fn call_stack_of_a_call_precedes_its_event() {
     assert_eq!(pids, [Some(100), Some(101)]);
     let callers = Census::of(&trace).unwrap().callers;
     assert!(callers.is_empty(), "the faults have no call stacks");
+    // The call that failed has neither an event nor a call stack, and a call that frees no page has
+    // no call stack.
+    let advised = |kind: &Kind| match kind {
+        Kind::Advise { start, advice, .. } => Some(((*start - START) >> 12, *advice)),
+        _ => None,
+    };
+    let after_stack: Vec<_> = kinds
+        .windows(2)
+        .filter(|pair| matches!(pair[0], Kind::Caller { .. }))
+        .map(|pair| advised(&pair[1]))
+        .collect();
+    assert_eq!(after_stack, [None, Some((2, 4))]);
+    let all: Vec<_> = kinds.iter().filter_map(advised).collect();
+    assert_eq!(all, [(2, 4), (0, 14)]);
 }
 
 /// Names of events come from the tracing data, from EVENT_UPDATE or from EVENT_DESC.

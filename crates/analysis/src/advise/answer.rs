@@ -270,6 +270,14 @@ impl<'a> Answer<'a> {
                 let bytes = Number::Whole(creator.bytes);
                 figures.figure(&context, "site_bytes_by_call", "bytes", bytes)?;
             }
+            for call in &site.freed {
+                let mut context = context.clone();
+                let label = call.label();
+                context.setting = format!("{}, memory freed by {label}", context.setting);
+                context.params.insert("freed_by".to_owned(), label.into());
+                let bytes = Number::Whole(call.bytes);
+                figures.figure(&context, "site_bytes_touched_again", "bytes", bytes)?;
+            }
         }
         self.process_figures(figures, context)?;
         self.fork_figures(figures, context)?;

@@ -202,7 +202,7 @@ pub fn start(files: &Files, cost: &ColdCost, fault: Option<FileCost>) -> Option<
             more: more(with.pages, reads.pages),
         });
     }
-    let populated = |times: &ReadTimes| files.data_pages as f64 * times.populated;
+    let populated = |times: &ReadTimes| times.populated_time(files);
     let populated: Vec<f64> = cost.rounds.iter().map(populated).collect();
     settings.push(ColdSetting {
         open: Open {
@@ -245,7 +245,7 @@ impl ColdStart {
 
     /// Returns the reads and their time, in words.
     pub fn describe(&self) -> String {
-        let Reads { around, next, single, pages } = self.reads;
+        let Reads { around, next, single, pages, .. } = self.reads;
         format!(
             "{} ({} in sequence) of {} in sum, {} s of elapsed time",
             plural(around + next + single, "read"),
@@ -276,8 +276,8 @@ fn sysfs(file: &Path, kib: u64) -> Apply {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cold_cost::setting;
     use super::super::cold_cost::tests::times;
+    use super::super::cold_cost::{Sequence, setting};
     use super::*;
     use memmap2::Mmap;
     use std::os::unix::fs::MetadataExt;
@@ -299,9 +299,10 @@ mod tests {
     #[test]
     fn sparse_loads_save_by_smaller_reads_and_lose_by_populating() {
         let reads =
-            READS.map(|order| Reads { around: 100, next: 0, single: 0, pages: 100 << order });
+            READS.map(|order| Reads { around: 100, pages: 100 << order, ..Reads::default() });
         let files = files(reads, 100);
-        let large = ColdCost { now: 2, ..cost() };
+        let round = ReadTimes { around: times().read[2], ..times() };
+        let large = ColdCost { now: 2, rounds: vec![round; 7], ..cost() };
         let got = predicted(&files, &large);
         assert!((got.now - 100.0 * (1e5 + 512e4)).abs() < 1.0, "{got:?}");
         let [first, second] = &got.settings[..] else { panic!("{got:?}") };
@@ -324,7 +325,8 @@ mod tests {
     fn sequence_reads_early_and_saves_latency_by_larger_reads() {
         let pages = 16_384;
         let next = |order| (pages >> order) - 1;
-        let reads = READS.map(|order| Reads { around: 1, next: next(order), single: 0, pages });
+        let sequence = Reads { around: 1, sequences: 1, single: 0, next: 0, pages };
+        let reads = READS.map(|order| Reads { next: next(order), ..sequence });
         let got = predicted(&files(reads, pages), &cost());
         // A read in sequence takes 32 pages of 10 µs, instead of 420 µs.
         assert!((got.now - (4.2e5 + 511.0 * 3.2e5)).abs() < 1.0, "{got:?}");
@@ -337,12 +339,26 @@ mod tests {
     }
 
     #[test]
+    fn each_populated_mapping_begins_with_small_folios() {
+        let reads = READS.map(|_| Reads { around: 100, pages: 3200, ..Reads::default() });
+        let populated = Sequence { pages: 4096.0, first: 2e4, later: 1e4 };
+        let cost = ColdCost { rounds: vec![ReadTimes { populated, ..times() }; 7], ..cost() };
+        let time = |data| {
+            let got = predicted(&Files { data, ..files(reads, 16_384) }, &cost);
+            let setting = got.settings.iter().find(|it| it.open.name == POPULATE);
+            got.now - setting.expect("listed").saving.middle
+        };
+        assert!((time(1) - (4096.0 * 2e4 + 12_288.0 * 1e4)).abs() < 1.0, "{}", time(1));
+        assert!((time(4) - 16_384.0 * 2e4).abs() < 1.0, "{}", time(4));
+    }
+
+    #[test]
     fn saving_within_the_noise_of_the_disk_is_not_sure() {
         let pages = 16_384;
-        let sequence =
-            READS.map(|order| Reads { around: 1, next: (pages >> order) - 1, single: 0, pages });
+        let reads = Reads { around: 1, sequences: 1, single: 0, next: 0, pages };
+        let sequence = READS.map(|order| Reads { next: (pages >> order) - 1, ..reads });
         let populated = |each: &[f64]| {
-            let round = |populated: &f64| ReadTimes { populated: *populated, ..times() };
+            let round = |page: &f64| ReadTimes { populated: Sequence::steady(*page), ..times() };
             let cost = ColdCost { rounds: each.iter().map(round).collect(), ..cost() };
             let got = predicted(&files(sequence, pages), &cost);
             let at = got.settings.iter().position(|it| it.open.name == POPULATE);
@@ -359,8 +375,9 @@ mod tests {
 
     #[test]
     fn populated_mapping_saves_the_faults_of_random_loads() {
-        let fault = Some(FileCost { fault: 5000.0, page: 100.0 });
-        let reads = READS.map(|_| Reads { around: 100, next: 0, single: 0, pages: 3200 });
+        let [in_sequence, random] = [Saving { middle: 0.0, interval: None }; 2];
+        let fault = Some(FileCost { fault: 5000.0, page: 100.0, in_sequence, random });
+        let reads = READS.map(|_| Reads { around: 100, pages: 3200, ..Reads::default() });
         let random = Files { loads: [1000, 0, 0, 0], ..files(reads, 16_384) };
         let saving = |files: &Files, fault| {
             let got = start(files, &cost(), fault).expect("a large mapping");
@@ -371,7 +388,7 @@ mod tests {
         assert!((with.0 - without.0 - 5e6).abs() < 1.0, "{with:?} and {without:?}");
         assert!((with.1 - without.1 - 5e6).abs() < 1.0, "{with:?} and {without:?}");
         // Loads in sequence are measured with their faults.
-        let reads = READS.map(|_| Reads { around: 0, next: 100, single: 0, pages: 3200 });
+        let reads = READS.map(|_| Reads { next: 100, pages: 3200, ..Reads::default() });
         let sequence = Files { cold: reads, ..random };
         assert_eq!(saving(&sequence, None), saving(&sequence, fault));
     }

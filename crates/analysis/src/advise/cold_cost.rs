@@ -5,11 +5,12 @@ use super::cold::drop_file;
 use crate::error::Error;
 use crate::rates::median;
 use faultless::PAGE_SIZE;
-use faultless_trace::files::{READS, Reads};
+use faultless_trace::files::{Files, READS, Reads};
 use memmap2::{Advice, Mmap};
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,6 +21,9 @@ const MEASURED: usize = 64 << 20;
 const BLOCK: usize = 1 << 20;
 /// The windows of each size that are measured in a round, at most.
 const WINDOWS: usize = 4;
+/// The reads around a page that are measured in a round, at most. After 100 such reads the kernel
+/// reads single pages.
+const AROUNDS: usize = 64;
 /// The single pages that are measured in a round.
 const SINGLES: usize = 8;
 /// The rounds of the measurement, and the rounds of a slow disk.
@@ -42,14 +46,43 @@ pub struct ColdCost {
 /// The elapsed time of reads in one round, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadTimes {
-    /// A read of each size of [`READS`], for which the program waits.
+    /// A read of each size of [`READS`], which a call requests, up to its last page.
     pub read: [f64; READS.len()],
+    /// A read around the page of a fault, with the present setting. The next fault follows at once,
+    /// while the disk reads the rest.
+    pub around: f64,
     /// A single page.
     pub single: f64,
-    /// A page of a file that is loaded from in sequence.
-    pub in_sequence: f64,
-    /// A page of a mapping that is populated.
-    pub populated: f64,
+    /// A file that is loaded from in sequence.
+    pub in_sequence: Sequence,
+    /// A mapping that is populated.
+    pub populated: Sequence,
+}
+
+/// The elapsed time of the pages of a file in sequence, in nanoseconds. The first pages take
+/// longer: the kernel begins with folios of one page, and each read has larger folios than the read
+/// before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sequence {
+    /// The number of the first pages.
+    pub pages: f64,
+    /// Each of the first pages.
+    pub first: f64,
+    /// Each of the later pages.
+    pub later: f64,
+}
+
+impl Sequence {
+    /// Returns a sequence in which all pages take the same time.
+    pub const fn steady(page: f64) -> Self {
+        Self { pages: 0.0, first: page, later: page }
+    }
+
+    /// Returns the nanoseconds of a sequence of `pages`.
+    fn time(&self, pages: f64) -> f64 {
+        let first = pages.min(self.pages);
+        first * self.first + (pages - first) * self.later
+    }
 }
 
 impl ColdCost {
@@ -87,7 +120,9 @@ impl ColdCost {
         if len < (PAGE_SIZE << READS[READS.len() - 1]) as usize {
             return Ok(None);
         }
-        let mut disk = Disk { file, len, random: fastrand::Rng::with_seed(1) };
+        let setting = setting(metadata.dev());
+        let now = setting.as_deref().and_then(order_now).unwrap_or(0);
+        let mut disk = Disk { file, len, now, random: fastrand::Rng::with_seed(1) };
         let (begin, mut rounds) = (Instant::now(), Vec::new());
         while rounds.len() < ROUNDS && (rounds.len() < FEW_ROUNDS || begin.elapsed() < SLOW) {
             rounds.push(disk.round(rounds.len() % 2 == 1)?);
@@ -95,8 +130,6 @@ impl ColdCost {
         // A file system in memory keeps its pages.
         let smallest: Vec<f64> = rounds.iter().map(|times| times.read[0]).collect();
         let cold = median(&smallest).unwrap_or(0.0) > 2.0 * in_memory(&disk.map()?, len);
-        let setting = setting(metadata.dev());
-        let now = setting.as_deref().and_then(order_now).unwrap_or(0);
         Ok(cold.then_some(Self { rounds, now, setting }))
     }
 
@@ -111,14 +144,30 @@ impl ReadTimes {
     /// loads in sequence.
     fn of(&self, reads: &Reads, at: usize, now: usize) -> f64 {
         let pages = |at: usize| f64::from(1u32 << READS[at]);
+        let requested = self.read[now].max(1.0);
         // The kernel starts the next read of a sequence early.
-        let early = (self.in_sequence * pages(now) / self.read[now].max(1.0)).min(1.0);
+        let early = (self.in_sequence.later * pages(now) / requested).min(1.0);
+        // The first reads of a sequence, beyond a read around its first page and early reads.
+        let length = reads.next as f64 / reads.sequences.max(1) as f64 * pages(now);
+        let first = length.min(self.in_sequence.pages);
+        let begun = first * (self.in_sequence.first - self.in_sequence.later);
+        let around = self.around - pages(now) * self.in_sequence.later;
+        let begin = (begun - around).max(0.0) * pages(at) / pages(now);
         // A read brings the pages of its window that are not in the page cache yet.
         let windows = (reads.around + reads.next).max(1) as f64;
         let missing = reads.pages.saturating_sub(reads.single) as f64 / windows;
         let page = (self.read[at] - self.single).max(0.0) / (pages(at) - 1.0);
         let read = self.read[at] - (pages(at) - missing).max(0.0) * page;
-        (reads.around as f64 + reads.next as f64 * early) * read + reads.single as f64 * self.single
+        let around = reads.around as f64 * self.around / requested;
+        (around + reads.next as f64 * early) * read
+            + reads.single as f64 * self.single
+            + reads.sequences as f64 * begin
+    }
+
+    /// Returns the nanoseconds of the populated mappings of data.
+    pub(super) fn populated_time(&self, files: &Files) -> f64 {
+        let mappings = files.data.max(1) as f64;
+        mappings * self.populated.time(files.data_pages as f64 / mappings)
     }
 }
 
@@ -127,6 +176,8 @@ struct Disk<'a> {
     file: &'a File,
     /// The bytes of the file that are read.
     len: usize,
+    /// The size of a read with the present setting, an index of [`READS`].
+    now: usize,
     random: fastrand::Rng,
 }
 
@@ -146,13 +197,14 @@ impl Disk<'_> {
         for (time, order) in read.iter_mut().zip(READS) {
             *time = self.windows(order)?;
         }
+        let around = self.around()?;
         let single = self.single()?;
-        let mut whole = [0.0; 2];
+        let mut whole = [Sequence::steady(0.0); 2];
         for populated in [populated_first, !populated_first] {
             whole[usize::from(populated)] = self.whole(populated)?;
         }
         let [in_sequence, populated] = whole;
-        Ok(ReadTimes { read, single, in_sequence, populated })
+        Ok(ReadTimes { read, around, single, in_sequence, populated })
     }
 
     /// Returns the nanoseconds of a read of `1 << order` pages.
@@ -173,6 +225,26 @@ impl Disk<'_> {
         Ok(median(&times).unwrap_or(0.0))
     }
 
+    /// Returns the nanoseconds of a read around the page of a fault.
+    fn around(&mut self) -> std::io::Result<f64> {
+        let page = PAGE_SIZE as usize;
+        let bytes = page << READS[self.now];
+        let mut windows: Vec<usize> = (0..self.len / bytes).collect();
+        self.random.shuffle(&mut windows);
+        windows.truncate(AROUNDS);
+        let Some(last) = windows.last() else { return Ok(0.0) };
+        drop_file(self.file)?;
+        // The kernel counts misses for each open file.
+        let file = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        // SAFETY: see `map`.
+        let map = unsafe { memmap2::MmapOptions::new().len(self.len).map(&file) }?;
+        let begin = Instant::now();
+        // The kernel reads as many pages before the page as behind it.
+        windows.iter().for_each(|window| _ = black_box(map[window * bytes + bytes / 2]));
+        black_box(map[(last + 1) * bytes - page]);
+        Ok(begin.elapsed().as_secs_f64() * 1e9 / windows.len() as f64)
+    }
+
     /// Returns the nanoseconds of a read of one page.
     fn single(&mut self) -> std::io::Result<f64> {
         let page = PAGE_SIZE as usize;
@@ -188,20 +260,23 @@ impl Disk<'_> {
         Ok(median(&times).unwrap_or(0.0))
     }
 
-    /// Returns the nanoseconds of a page if all pages are loaded from in sequence, with or without
-    /// `MADV_POPULATE_READ` before.
-    fn whole(&self, populated: bool) -> std::io::Result<f64> {
+    /// Returns the time of all pages if they are loaded from in sequence, with or without
+    /// `MADV_POPULATE_READ` before. The first half has the smaller folios.
+    fn whole(&self, populated: bool) -> std::io::Result<Sequence> {
         let page = PAGE_SIZE as usize;
+        let half = self.len / 2 / page * page;
         let map = self.map()?;
-        let begin = Instant::now();
-        // An old kernel refuses the advice, and the loads below are faults.
-        if populated {
-            _ = map.advise(Advice::PopulateRead);
-        }
-        for at in (0..self.len).step_by(page) {
-            black_box(map[at]);
-        }
-        Ok(begin.elapsed().as_secs_f64() * 1e9 / (self.len / page) as f64)
+        let each = |from: usize, bytes: usize| {
+            let begin = Instant::now();
+            // An old kernel refuses the advice, and the loads below are faults.
+            if populated {
+                _ = map.advise_range(Advice::PopulateRead, from, bytes);
+            }
+            (from..from + bytes).step_by(page).for_each(|at| _ = black_box(map[at]));
+            begin.elapsed().as_secs_f64() * 1e9 / (bytes / page) as f64
+        };
+        let (first, later) = (each(0, half), each(half, self.len - half));
+        Ok(Sequence { pages: (half / page) as f64, first, later })
     }
 }
 
@@ -247,15 +322,17 @@ pub(super) mod tests {
     pub fn times() -> ReadTimes {
         ReadTimes {
             read: READS.map(|order| 1e5 + 1e4 * f64::from(1u32 << order)),
+            around: 1e5 + 32e4,
             single: 1.1e5,
-            in_sequence: 1e4,
-            populated: 1e4,
+            in_sequence: Sequence::steady(1e4),
+            populated: Sequence::steady(1e4),
         }
     }
 
     #[test]
     fn read_takes_the_time_of_its_missing_pages() {
-        let around = |pages: u64| Reads { around: 100, next: 0, single: 7, pages: pages + 7 };
+        let around =
+            |pages: u64| Reads { around: 100, single: 7, pages: pages + 7, ..Reads::default() };
         let of = |pages| times().of(&around(pages), 3, 0) - 7.0 * 1.1e5;
         // A window has 2,048 pages, of which half are in the page cache.
         assert!((of(204_800) - 100.0 * (1e5 + 2048e4)).abs() < 1.0, "{}", of(204_800));
@@ -266,12 +343,40 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn read_around_a_page_takes_the_time_of_faults() {
+        let reads = Reads { around: 100, pages: 3200, ..Reads::default() };
+        // The disk reads the rest of a window during the next fault.
+        let half = ReadTimes { around: 2.1e5, ..times() };
+        assert!((half.of(&reads, 0, 0) - 100.0 * 2.1e5).abs() < 1.0);
+        // Reads of 512 KiB have the same share.
+        let larger = Reads { pages: 12_800, ..reads };
+        assert!((half.of(&larger, 1, 0) - 50.0 * times().read[1]).abs() < 1.0);
+    }
+
+    #[test]
+    fn first_pages_of_a_sequence_take_longer() {
+        let sequence = Sequence { pages: 8192.0, first: 2e4, later: 1e4 };
+        assert_eq!(sequence.time(4096.0), 4096.0 * 2e4);
+        assert_eq!(sequence.time(65_536.0), 8192.0 * 2e4 + 57_344.0 * 1e4);
+        let slow = ReadTimes { in_sequence: sequence, ..times() };
+        let reads = Reads { around: 1, next: 2047, sequences: 1, single: 0, pages: 65_536 };
+        let time = slow.of(&reads, 0, 0);
+        assert!((time - sequence.time(65_536.0)).abs() < 1.0, "{time}");
+        // A page at random begins no sequence.
+        let alone = Reads { sequences: 0, ..reads };
+        assert!(slow.of(&alone, 0, 0) < time - 8000.0 * 1e4);
+    }
+
+    #[test]
     fn larger_reads_from_a_disk_take_longer() {
         // Without a disk there is no measurement.
         let Some(cost) = ColdCost::measure().expect("a temporary file") else { return };
         assert!(cost.rounds.len() >= FEW_ROUNDS);
         let times = &cost.rounds[0];
-        assert!(times.in_sequence > 0.0 && times.populated > 0.0 && times.single > 0.0, "{cost:?}");
+        for sequence in [times.in_sequence, times.populated] {
+            assert!(sequence.first > 0.0 && sequence.later > 0.0, "{cost:?}");
+        }
+        assert!(times.single > 0.0 && times.around > 0.0, "{cost:?}");
         let middle = |at: usize| {
             let times: Vec<f64> = cost.rounds.iter().map(|times| times.read[at]).collect();
             median(&times).unwrap_or(0.0)

@@ -1,5 +1,5 @@
-//! The calls that created the memory of call sites: the places of a program at which a change of a
-//! mapping belongs.
+//! The calls that created the memory of call sites, and the calls that freed memory which call
+//! sites touch again: the places of a program at which a change of a mapping belongs.
 //!
 //! A call has a place like a [call site](super::sites): the innermost frame of its stack outside
 //! allocators.
@@ -9,10 +9,10 @@ use super::fold;
 use super::sites::{Place, Site, folded, label, short_name};
 use faultless::PAGE_SIZE;
 use faultless_trace::callers::{Call, Caller};
-use faultless_trace::event::{Function, Stacks};
+use faultless_trace::event::{Function, StackId, Stacks};
 use std::collections::{BTreeMap, HashMap};
 
-/// A call that created memory, and the faults of a call site in this memory.
+/// A call that created or freed memory, and the faults of a call site in this memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Creator {
     /// The kind of call.
@@ -43,10 +43,11 @@ fn allocator_name(function: &Function) -> &str {
     if of_library { fold::plain_name(function) } else { short_name(function) }
 }
 
-/// A call that created memory, by its kind, its place, and the index of the allocator's function.
+/// A call that created or freed memory, by its kind, its place, and the index of the allocator's
+/// function.
 type Source = (Call, Place, Option<u32>);
 
-/// Returns the source of the memory that `caller` created.
+/// Returns the source of the memory that `caller` created or freed.
 fn source(stacks: &Stacks, caller: Caller) -> Option<Source> {
     let (at, frames) = folded(stacks, caller.stack)?;
     let inner = at.checked_sub(1).map(|at| frames[at].function);
@@ -58,8 +59,8 @@ fn source(stacks: &Stacks, caller: Caller) -> Option<Source> {
     Some((caller.call, (frame.function, frame.line), inner.filter(|inner| !is_call(inner))))
 }
 
-/// Returns the creator of the memory that `caller` created, with no bytes; `None` if its call stack
-/// is unknown.
+/// Returns the creator of the memory that `caller` created or freed, with no bytes; `None` if its
+/// call stack is unknown.
 pub fn creator(stacks: &Stacks, caller: Caller) -> Option<Creator> {
     source(stacks, caller).map(|source| of_source(stacks, source, 0))
 }
@@ -71,9 +72,23 @@ fn of_source(stacks: &Stacks, (call, (at, line), allocator): Source, bytes: u64)
 
 /// Returns the calls that created the memory of each place, the largest memory first.
 pub(super) fn creators(findings: &Findings, stacks: &Stacks) -> HashMap<Place, Vec<Creator>> {
+    by_place(&findings.census.callers, stacks)
+}
+
+/// Returns the calls that freed the memory which each place touches again, the largest memory
+/// first.
+pub(super) fn freed(findings: &Findings, stacks: &Stacks) -> HashMap<Place, Vec<Creator>> {
+    by_place(&findings.census.freed, stacks)
+}
+
+/// Returns the calls of each place, from faults by call stack and call.
+fn by_place(
+    faults: &BTreeMap<(StackId, Caller), u64>,
+    stacks: &Stacks,
+) -> HashMap<Place, Vec<Creator>> {
     let mut pages: HashMap<Place, BTreeMap<Source, u64>> = HashMap::new();
     let mut sources: HashMap<Caller, Option<Source>> = HashMap::new();
-    for ((stack, caller), count) in &findings.census.callers {
+    for ((stack, caller), count) in faults {
         let source = *sources.entry(*caller).or_insert_with(|| source(stacks, *caller));
         if let (Some((at, frames)), Some(source)) = (folded(stacks, *stack), source) {
             let place = (frames[at].function, frames[at].line);
@@ -99,6 +114,15 @@ pub fn by_creator(sites: &[Site]) -> Vec<(String, u64)> {
     let mut bytes: Vec<_> = bytes.into_iter().collect();
     bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     bytes
+}
+
+/// Returns the change that keeps memory, most of which `freed` has freed, if known.
+pub(super) fn keep(freed: Option<&Creator>) -> String {
+    let memory = match freed {
+        Some(freed) => format!("the memory that the {} frees", freed.label()),
+        None => "the memory instead of freeing it to the kernel".to_owned(),
+    };
+    format!("keep {memory}: reuse the block, or a setting of the allocator that keeps memory")
 }
 
 /// Memory to populate.
@@ -130,7 +154,7 @@ pub(super) fn populate(creator: Option<&Creator>, memory: Memory) -> String {
             format!("reserve the final size before the memory grows in {place}, or {later}")
         }
         (_, Some(by)) => format!("{later}, after {} in {place}", allocator_name(by)),
-        (Call::Brk, None) => format!("{later}, after the brk in {place}"),
+        (call, None) => format!("{later}, after the {} in {place}", call.name()),
     }
 }
 
@@ -139,7 +163,7 @@ mod tests {
     use super::super::items::tests::{findings, sizes};
     use super::super::sysfs::Mode;
     use super::*;
-    use faultless_trace::event::{Frame, StackId};
+    use faultless_trace::event::Frame;
 
     /// Returns the stacks of `main`, which calls `create` in line 12, `malloc` by `grow` in line
     /// 30, and `fill` in line 7.

@@ -24,7 +24,8 @@ const FEW: u64 = 256;
 pub fn open(findings: &Findings) -> Vec<Open> {
     let all = allocator::open(findings).into_iter().chain(ahead::open(findings));
     let all = all.chain(others::open(findings)).chain(forks::open(findings));
-    let all = all.chain(python::open(findings));
+    let all = all.chain(python::open(findings)).chain(mapped_files::open(findings));
+    let all = all.chain(small_text(findings));
     all.chain(blocks::open(findings)).chain(runtime::open(findings)).collect()
 }
 
@@ -202,13 +203,35 @@ fn populate(findings: &Findings, costs: &Costs) -> Option<Item> {
     best
 }
 
+/// Returns whether the executed code can fill a huge page. Most code is smaller than huge pages of
+/// 32 and 512 MiB.
+fn text_fits(findings: &Findings) -> bool {
+    let pages = findings.sizes.thp_pages();
+    findings.sizes.thp == SMALL_THP || findings.census.text_pages >= pages
+}
+
+/// The reason for which code stays in base pages of 16 or 64 KiB.
+fn small_text(findings: &Findings) -> Option<Open> {
+    let text = findings.census.text_pages;
+    (!text_fits(findings) && text >= FEW).then(|| Open {
+        name: "text on huge pages".into(),
+        action: "no setting helps".into(),
+        why: format!(
+            "the program executes {} of code, and a huge page has {} with base pages of {} KiB",
+            size(text * PAGE_SIZE),
+            size(findings.sizes.thp_pages() * PAGE_SIZE),
+            // A huge page has as many base pages as a base page has entries of 8 bytes.
+            (findings.sizes.thp_pages() * PAGE_SIZE * 8).isqrt() >> 10
+        ),
+        apply: Apply::Nothing,
+    })
+}
+
 /// The program's code in huge pages.
 fn text(findings: &Findings, costs: &Costs) -> Option<Item> {
     let Census { text, text_pages, .. } = findings.census;
     let left = text_pages.div_ceil(findings.sizes.thp_pages());
-    // Most code is smaller than huge pages of 32 and 512 MiB.
-    let fits = findings.sizes.thp == SMALL_THP || text_pages >= findings.sizes.thp_pages();
-    (fits && text > left).then(|| Item {
+    (text_fits(findings) && text > left).then(|| Item {
         name: "text on huge pages".into(),
         action: "`faultless run --apply huge-text`; the move takes time at each start".into(),
         saving: text.saturating_sub(left) as f64 * costs.unzeroed(),
@@ -499,9 +522,15 @@ pub(super) mod tests {
     #[test]
     fn text_below_the_size_of_huge_pages_stays_in_base_pages() {
         let mut findings = findings("python", sizes(Mode::Madvise));
-        assert!(text(&findings, &costs()).is_some());
+        assert!(text(&findings, &costs()).is_some() && small_text(&findings).is_none());
         findings.sizes.thp = thp(16);
         assert!(findings.census.text_pages < findings.sizes.thp_pages());
         assert!(text(&findings, &costs()).is_none());
+        findings.census.text_pages = 2560;
+        let why = small_text(&findings).expect("10 MiB of text").why;
+        let expected = "10 MiB of code, and a huge page has 512 MiB with base pages of 64 KiB";
+        assert!(why.ends_with(expected), "{why}");
+        findings.census.text_pages = findings.sizes.thp_pages();
+        assert!(text(&findings, &costs()).is_some() && small_text(&findings).is_none());
     }
 }

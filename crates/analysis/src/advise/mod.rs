@@ -152,7 +152,7 @@ pub fn measure(
         findings.fork_cost = Some(ForkCost::measure()?);
     }
     if findings.files.loads[0] > 0 {
-        findings.file_cost = Some(FileCost::measure()?);
+        findings.file_cost = Some(FileCost::measure(&findings.files)?);
     }
     if cold::is_worth(&findings.files) && !cold {
         findings.cold_cost = ColdCost::measure()?;
@@ -208,6 +208,10 @@ pub fn measure(
     findings.add_allocators(seen.allocators());
     if plain.is_some_and(|run| run.thp_off) {
         findings.switch_huge_off();
+    }
+    if let Some(file) = data.largest().filter(|_| findings.file_cost.is_some()) {
+        observer.begin("maps a file of the program");
+        findings.file_cost = FileCost::measure_file(file).or(findings.file_cost);
     }
     if cold {
         data.add_arguments(command.unwrap_or_default());

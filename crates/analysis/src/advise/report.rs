@@ -52,7 +52,7 @@ pub struct Refusal {
     pub reason: Reason,
     /// The number of refusals.
     pub times: u64,
-    /// The last error code of the kernel, or 0.
+    /// The last error code of the kernel, or 0. See [`Reason::error`].
     pub code: u32,
 }
 

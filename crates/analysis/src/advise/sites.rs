@@ -7,10 +7,11 @@
 //! the savings do not add up.
 //!
 //! A change of a mapping belongs to the call that creates the memory, which may be at another place
-//! than the faults. Each call site has the [calls](super::creators) that created its memory.
+//! than the faults. Each call site has the [calls](super::creators) that created its memory, and
+//! the calls that freed memory which the call site touches again.
 
 use super::costs::Costs;
-use super::creators::{Creator, Memory, creators, populate};
+use super::creators::{Creator, Memory, creators, freed, keep, populate};
 use super::findings::Findings;
 use super::fold;
 use super::sysfs::Mode;
@@ -50,6 +51,8 @@ pub struct Site {
     /// The calls that created the memory of the faults, the largest memory first. Empty for memory
     /// that existed before the recording, and for a recording without call stacks of calls.
     pub creators: Vec<Creator>,
+    /// The calls that freed the memory of the faults of `touches.again`, the largest memory first.
+    pub freed: Vec<Creator>,
     /// The change that saves the most, if a change saves time.
     pub change: Option<Change>,
 }
@@ -164,7 +167,7 @@ pub(super) fn folded(stacks: &Stacks, stack: StackId) -> Option<(usize, Vec<&Fra
 pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     let times = Times::new(findings, costs);
     let mut by_place: HashMap<Place, (StackFaults, u64, StackId, Copied)> = HashMap::new();
-    let mut creators = creators(findings, stacks);
+    let (mut creators, mut freed) = (creators(findings, stacks), freed(findings, stacks));
     for (stack, faults) in &findings.census.stacks {
         let Some((at, frames)) = folded(stacks, *stack) else { continue };
         let frame = frames[at];
@@ -181,7 +184,8 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     let mut sites: Vec<_> = by_place
         .into_iter()
         .map(|((function, line), (faults, _, caller, copied))| {
-            let creators = creators.remove(&(function, line)).unwrap_or_default();
+            let [creators, freed] = [&mut creators, &mut freed]
+                .map(|calls| calls.remove(&(function, line)).unwrap_or_default());
             Site {
                 function: stacks.functions[function as usize].clone(),
                 line,
@@ -190,8 +194,9 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
                 copied,
                 faults: faults.total() / findings.small_pages,
                 nanoseconds: times.of(&faults),
-                change: change(&faults, findings, costs, creators.first()),
+                change: change(&faults, findings, costs, [&creators, &freed].map(|it| it.first())),
                 creators,
+                freed,
             }
         })
         .collect();
@@ -203,12 +208,13 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
 }
 
 /// Returns the change at a call site with these faults that saves the most, if a change saves time.
-/// Most of the memory comes from `creator`, if known.
+/// Most of the memory comes from `creator`, and most of the memory that is touched again was freed
+/// by `freed`, if known.
 fn change(
     faults: &StackFaults,
     findings: &Findings,
     costs: &Costs,
-    creator: Option<&Creator>,
+    [creator, freed]: [Option<&Creator>; 2],
 ) -> Option<Change> {
     let touch = touch_time(findings, costs);
     let pages = findings.sizes.thp_pages() as f64;
@@ -221,12 +227,7 @@ fn change(
         None => "this memory".to_owned(),
     };
     let changes = [
-        (
-            faults.again as f64 * touch,
-            "keep the memory instead of freeing it to the kernel: reuse the block, or a setting of \
-             the allocator that keeps memory"
-                .to_owned(),
-        ),
+        (faults.again as f64 * touch, keep(freed)),
         (faults.in_huge as f64 * huge, format!("madvise(MADV_HUGEPAGE) on {memory}")),
         (
             faults.in_mapping as f64 * single * (costs.page - costs.populated),
@@ -237,10 +238,7 @@ fn change(
             "huge pages for this shared memory: madvise(MADV_HUGEPAGE) with shmem_enabled=advise"
                 .to_owned(),
         ),
-        (
-            faults.file as f64 * costs.quiet.exception(),
-            populate(creator, Memory::File),
-        ),
+        (faults.file as f64 * costs.quiet.exception(), populate(creator, Memory::File)),
     ];
     let most = changes.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
     let (saving, action) = most.filter(|(saving, _)| *saving > 0.0)?;
@@ -252,6 +250,7 @@ mod tests {
     use super::super::costs::tests::costs;
     use super::super::items::tests::{findings, sizes};
     use super::*;
+    use faultless_trace::callers::{Call, Caller};
 
     /// Returns three stacks: `load` in line 7 by `memset`, the same in line 9, and `main`.
     fn stacks() -> Stacks {
@@ -280,6 +279,12 @@ mod tests {
         ]
         .map(|(stack, faults)| (StackId::new(stack), faults))
         .into();
+        let caller = |call, stack| Caller { call, stack: StackId::new(stack) };
+        findings.census.freed = [
+            ((StackId::new(4), caller(Call::Madvise, 2)), 30),
+            ((StackId::new(4), caller(Call::Munmap, 1)), 20),
+        ]
+        .into();
         let copied = |by_parent, by_child| Copied { by_parent, by_child };
         findings.forks.by_stack =
             [(StackId::new(2), copied(5, 1)), (StackId::new(3), copied(2, 0))].into();
@@ -300,7 +305,14 @@ mod tests {
         assert!(change.action.contains("MAP_POPULATE"), "{change:?}");
         assert_eq!(change.saving, 110.0 * findings.single() * 1000.0);
         let change = sites[1].change.as_ref().expect("freed memory");
-        assert!(change.action.contains("keep the memory"), "{change:?}");
+        let keeps = "keep the memory that the madvise in load a.c:7 (program) frees: reuse the";
+        assert!(change.action.starts_with(keeps), "{change:?}");
+        let freed: Vec<_> =
+            sites[1].freed.iter().map(|call| (call.label(), call.bytes / PAGE_SIZE)).collect();
+        let want =
+            [("madvise in load a.c:7 (program)", 30), ("munmap in main a.c:3 (program)", 20)];
+        assert_eq!(freed, want.map(|(label, pages)| (label.to_owned(), pages)));
+        assert!(sites[0].freed.is_empty());
         assert_eq!(change.saving, 50.0 * touch);
         // No setting avoids a copy after a fork.
         assert_eq!(sites[2].change, None);
@@ -328,7 +340,7 @@ mod tests {
     #[test]
     fn huge_pages_are_a_change_if_the_host_permits_requests() {
         let faults = StackFaults { zeroed: 512, in_huge: 512, ..StackFaults::default() };
-        let of = |mode| change(&faults, &findings("python", sizes(mode)), &costs(), None);
+        let of = |mode| change(&faults, &findings("python", sizes(mode)), &costs(), [None; 2]);
         let got = of(Mode::Madvise).expect("permitted");
         assert!(got.action.contains("MADV_HUGEPAGE") && got.saving > 512.0 * 1000.0, "{got:?}");
         assert_eq!(of(Mode::Never), None);

@@ -293,7 +293,7 @@ pub fn use_huge(bytes: usize) -> Result<(), Error> {
 }
 
 /// Returns the processor time of this thread.
-pub(super) fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     // The clock exists on every Linux.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -148,7 +148,7 @@ fn print_stalls(findings: &Findings, out: &mut dyn Write) -> Result<(), CliError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faultless_analysis::advise::cold_cost::{ColdCost, ReadTimes};
+    use faultless_analysis::advise::cold_cost::{ColdCost, ReadTimes, Sequence};
     use faultless_analysis::advise::forks::{EntryCost, ForkCost, HugeCost};
     use faultless_analysis::advise::linked::Linked;
     use faultless_analysis::advise::program::Program;
@@ -200,8 +200,13 @@ mod tests {
             cold: [reads(200, 6400), reads(200, 25_600), reads(60, 16_384), reads(8, 16_384)],
             ..Files::default()
         };
-        let times =
-            ReadTimes { read: [2e5, 4e5, 8e5, 3e6], single: 1e5, in_sequence: 1e3, populated: 1e4 };
+        let times = ReadTimes {
+            read: [2e5, 4e5, 8e5, 3e6],
+            around: 4e5,
+            single: 1e5,
+            in_sequence: Sequence::steady(1e3),
+            populated: Sequence::steady(1e4),
+        };
         let setting = Some("/sys/x/read_ahead_kb".into());
         findings.cold_cost = Some(ColdCost { rounds: vec![times; 6], now: 1, setting });
         findings.file_cost = None;
@@ -224,13 +229,14 @@ mod tests {
         }
         assert!(!text.contains("populate file mappings"), "costs 0.084 s: {text}");
         let cost = findings.cold_cost.as_mut().expect("above");
-        (cost.now, cost.rounds) = (3, vec![ReadTimes { read: [1e6; 4], ..times }; 6]);
+        let times = ReadTimes { read: [1e6; 4], around: 1e6, ..times };
+        (cost.now, cost.rounds) = (3, vec![times; 6]);
         let text = printed(&findings);
         assert!(text.contains("No setting saves 10 % of this time"), "{text}");
         // In three rounds of six, a populated mapping takes longer.
         let cost = findings.cold_cost.as_mut().expect("above");
         let populated = [1e2, 1e2, 1e2, 6e2, 6e2, 6e2];
-        let round = |populated| ReadTimes { populated, read: [1e6; 4], ..times };
+        let round = |page| ReadTimes { populated: Sequence::steady(page), read: [1e6; 4], ..times };
         cost.rounds = populated.map(round).to_vec();
         let text = printed(&findings);
         let noise = "populate file mappings: predicted to save 0.002 s of elapsed time, not beyond the \

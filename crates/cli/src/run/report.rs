@@ -4,8 +4,11 @@ use crate::error::CliError;
 use crate::record::{exit_code, not_found};
 use crate::report::json::Json;
 use crate::report::{JsonArgs, say};
+use faultless::PAGE_SIZE;
+use faultless_analysis::advise::item::size;
 use faultless_analysis::advise::preload::Operations;
 use faultless_analysis::advise::report::{Count, Process, Report, Reported};
+use faultless_analysis::advise::sysfs::host_thp;
 use faultless_analysis::{Context, Figures, Number};
 use faultless_trace::record::Signals;
 use std::collections::BTreeSet;
@@ -93,11 +96,12 @@ fn lines(reported: &Reported, operations: &Operations) -> Vec<String> {
 
 /// Returns the name of the memory for which a process had no operation.
 fn without(operations: &Operations) -> String {
+    let text = format!("text of {}", size(PAGE_SIZE << host_thp()));
     let blocks = operations.populate.is_some() || operations.ahead.is_some();
     let names = [
         (blocks, "large blocks"),
         (operations.files.is_some(), "large mapped files"),
-        (operations.huge_text.is_some(), "text of 2 MiB"),
+        (operations.huge_text.is_some(), &*text),
     ];
     let names = names.into_iter().filter(|(requested, _)| *requested);
     names.map(|(_, name)| name).collect::<Vec<_>>().join(" and without ")
@@ -143,10 +147,8 @@ fn of_process(process: &Process, operations: &Operations) -> Vec<String> {
     }
     for refusal in process.refusals() {
         let (why, remedy) = refusal.reason.text(refusal.code);
-        let code = match refusal.code {
-            0 => String::new(),
-            code => format!(" (error {code})"),
-        };
+        let error = refusal.reason.error(refusal.code);
+        let code = error.map_or_else(String::new, |code| format!(" (error {code})"));
         let (operation, times) = (refusal.reason.operation(), counted(refusal.times, "time"));
         lines.push(format!("{operation}: refused {times}: {why}{code}: {remedy}"));
     }
@@ -172,8 +174,9 @@ fn write(json: &mut Json, process: &Process, operations: &Operations) -> Result<
     for refusal in process.refusals() {
         context.setting = refusal.reason.operation().into();
         let (why, remedy) = refusal.reason.text(refusal.code);
+        let error = refusal.reason.error(refusal.code).unwrap_or(0);
         for (name, value) in
-            [("reason", why.into()), ("remedy", remedy.into()), ("code", refusal.code.into())]
+            [("reason", why.into()), ("remedy", remedy.into()), ("code", error.into())]
         {
             context.params.insert(name.into(), value);
         }

@@ -115,6 +115,7 @@ mod tests {
             fault(1, w, 1),
             fault(513, w, 1),
             fault(2, r, 2),
+            called,
             back,
             fault(0, w, 2),
             fault(far, x, 2),
@@ -141,6 +142,9 @@ mod tests {
         let caller = Caller { call: Call::Mmap, stack: StackId::new(2) };
         let by = |stack, faults| ((StackId::new(stack), caller), faults);
         assert_eq!(census.callers, [by(1, 3), by(2, 2)].into(), "the text has no call");
+        // One of the two faults of this call stack is on a page that the program had before.
+        let caller = Caller { call: Call::Madvise, stack: StackId::new(2) };
+        assert_eq!(census.freed, [((StackId::new(2), caller), 1)].into());
         let got: Vec<_> = census.stacks.into_iter().collect();
         assert_eq!(got, [(StackId::new(1), first), (StackId::new(2), second)]);
         assert_eq!((first.total(), second.total()), (4, 3));

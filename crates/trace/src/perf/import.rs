@@ -23,6 +23,7 @@ use super::hidden::Programs;
 use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
 use super::unwind::Unwind;
 use super::{Running, damaged, format, initial};
+use crate::callers::discards;
 use crate::event::{
     Access, Backing, Birth, Event, Events, Header, Kind, MAX_EVENTS, MAX_THREADS, ProcessInfo,
     Prot, Recorded, StackId, ThreadInfo, Trace,
@@ -388,6 +389,14 @@ impl<'a> Import<'a> {
         self.events.push(Event { time_us: self.now_us, thread, kind });
     }
 
+    /// Adds a call, and its call stack if recorded.
+    fn push_call(&mut self, thread: u32, kind: Kind, stack: StackId) {
+        if stack != StackId::NONE {
+            self.push(thread, Kind::Caller { stack });
+        }
+        self.push(thread, kind);
+    }
+
     fn new_process(&mut self, pid: i32, parent: Option<u32>) -> u32 {
         let process = self.processes.len() as u32;
         self.processes.push(ProcessInfo { parent, pid: u32::try_from(pid).ok() });
@@ -521,8 +530,9 @@ impl<'a> Import<'a> {
                 }
                 values[0] = self.architecture.address(values[0]);
                 let stack = match call {
-                    Call::Mmap | Call::Mremap | Call::Brk => self.stack(pid, sample),
-                    Call::Munmap | Call::Mprotect | Call::Madvise => StackId::NONE,
+                    Call::Mmap | Call::Mremap | Call::Brk | Call::Munmap => self.stack(pid, sample),
+                    Call::Madvise if discards(values[2] as u32) => self.stack(pid, sample),
+                    Call::Mprotect | Call::Madvise => StackId::NONE,
                 };
                 let thread = self.thread(pid, tid);
                 self.enter(thread, call, values, stack);
@@ -568,7 +578,7 @@ impl<'a> Import<'a> {
         // The slot has the time of the enter.
         let slot = if stands_here { call_event(call, &args, 0, None) } else { None };
         let slot = slot.map(|kind| {
-            self.push(thread, kind);
+            self.push_call(thread, kind, stack);
             self.events.len() - 1
         });
         if self.exits.contains(&call) {
@@ -587,13 +597,13 @@ impl<'a> Import<'a> {
         if result >= FIRST_ERRNO {
             self.failed += 1;
             self.failed_slots.extend(pending.slot);
+            // The call stack is directly before the call.
+            let stack = pending.slot.filter(|_| pending.stack != StackId::NONE);
+            self.failed_slots.extend(stack.map(|slot| slot - 1));
         } else if pending.slot.is_none()
             && let Some(kind) = call_event(pending.call, &pending.args, folded, pending.backing)
         {
-            if pending.stack != StackId::NONE {
-                self.push(thread, Kind::Caller { stack: pending.stack });
-            }
-            self.push(thread, kind);
+            self.push_call(thread, kind, pending.stack);
         }
     }
 }

@@ -14,8 +14,8 @@ const COPIES: [usize; 2] = [32, 256];
 /// The size of these buffers together, in MiB, on hosts with few CPUs.
 const ALL_COPIES: usize = 1024;
 const CALLS: [&str; 6] = ["mmap", "munmap", "mprotect", "madvise", "brk", "mremap"];
-/// The calls that create memory, which have call stacks.
-const CREATING: [&str; 3] = ["mmap", "brk", "mremap"];
+/// The calls that create or free memory, which have call stacks.
+const WITH_STACKS: [&str; 5] = ["mmap", "munmap", "madvise", "brk", "mremap"];
 
 impl Setup {
     /// Returns the arguments of perf, without `perf` itself, that record `command` into `output`.
@@ -91,7 +91,7 @@ impl Setup {
                     }
                 } else {
                     for call in CALLS {
-                        let stacks = if CREATING.contains(&call) { &*stacks } else { "" };
+                        let stacks = if WITH_STACKS.contains(&call) { &*stacks } else { "" };
                         event(&format!("syscalls:sys_enter_{call}{stacks}"));
                         event(&format!("syscalls:sys_exit_{call}"));
                     }

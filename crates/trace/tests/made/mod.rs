@@ -30,7 +30,7 @@ pub struct Version {
     pub features: bool,
     /// The size of the record before the tracing data of a stream, in bytes.
     pub tracing_record: u16,
-    /// The entries of `mmap` have call chains.
+    /// The recording has calls of `madvise`, and the entries of calls have call chains.
     pub chains: bool,
 }
 
@@ -97,13 +97,22 @@ const CALLCHAIN: u64 = 0x20;
 /// The marker before the frames of the program in a call chain.
 const USER: u64 = -512i64 as u64;
 
-/// The recorded events, with the number of each tracepoint.
-const EVENTS: [(&str, u64); 4] = [
+/// The recorded events, with the number of each tracepoint. The last two are recorded with call
+/// chains alone.
+const EVENTS: [(&str, u64); 6] = [
     ("exceptions:page_fault_user", 115),
     ("syscalls:sys_enter_mmap", 608),
     ("syscalls:sys_exit_mmap", 607),
     ("task:task_newtask", 140),
+    ("syscalls:sys_enter_madvise", 706),
+    ("syscalls:sys_exit_madvise", 705),
 ];
+/// Calls of `madvise` with the time, the page, the advice and the result: a discard, a discard that
+/// fails, and a request for huge pages.
+const ADVISED: [(u64, u64, u64, i64); 3] =
+    [(8_100, 2, 4, 0), (8_200, 3, 4, -22), (8_300, 0, 14, 0)];
+/// The events that are entries of calls.
+const ENTRIES: [usize; 2] = [1, 4];
 
 /// A recording in parts.
 pub struct Made {
@@ -145,11 +154,19 @@ fn padded(text: &[u8], to: usize) -> Vec<u8> {
     bytes
 }
 
+impl Version {
+    /// Returns the recorded events.
+    fn events(self) -> impl Iterator<Item = (&'static str, u64)> {
+        EVENTS.into_iter().take(if self.chains { EVENTS.len() } else { 4 })
+    }
+}
+
 impl Made {
     pub fn new(version: Version) -> Self {
-        let attrs = EVENTS.into_iter().zip(1..).map(|((name, config), id)| {
+        let attrs = version.events().zip(0..).map(|((name, config), which)| {
             let mut attr = vec![0; version.attr];
-            let chains = if version.chains && id == 2 { CALLCHAIN } else { 0 };
+            let has_chains = version.chains && ENTRIES.contains(&which);
+            let chains = if has_chains { CALLCHAIN } else { 0 };
             let format = FORMAT | chains | if version.identifier { IDENTIFIER } else { ID };
             // Disabled, inherited, with mappings, names, the start at exec, tasks and mapped data.
             let mut flags: u64 = 1 | 1 << 1 | 1 << 8 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 17;
@@ -160,7 +177,7 @@ impl Made {
             }
             let fields = [pair(2, version.attr as u32), config, 1, format, 0, flags, 0, 0];
             attr[..64].copy_from_slice(&words(&fields));
-            (name, attr, 500 + id)
+            (name, attr, 501 + which as u64)
         });
         let mut made =
             Self { version, attrs: attrs.collect(), features: Vec::new(), records: Vec::new() };
@@ -217,7 +234,7 @@ impl Made {
     /// on.
     fn sample(&self, which: usize, (pid, tid): (u32, u32), time: u64, raw: &[u64]) -> Vec<u8> {
         let mut fields = self.fields(which, (pid, tid), time, 0);
-        if self.version.chains && which == 1 {
+        if self.version.chains && ENTRIES.contains(&which) {
             fields.extend([3, USER, CODE + 0x10, CODE + 0x1020]);
         }
         let common = pair(EVENTS[which].1 as u32, tid);
@@ -274,6 +291,14 @@ impl Made {
         let call = [9, 0, 0x4000, 3, 0x22, u64::MAX, 0];
         // The child, its name from the fifth byte on, the flags of the clone, and an adjustment.
         let new_task = [pair(101, u32::from_le_bytes(*b"app\0")), 0, 0, 0x0120_0011, 0];
+        // Calls of `madvise`: the place, the advice, and the result.
+        let advise = |(time, page, advice, result): (u64, u64, u64, i64)| {
+            let enter = [28, START + page * 0x1000, 0x1000, advice];
+            let enter = self.sample(4, parent, time, &enter);
+            [enter, self.sample(5, parent, time + 50, &[28, result as u64])].concat()
+        };
+        let calls = if self.version.chains { &ADVISED[..] } else { &[] };
+        let advised: Vec<_> = calls.iter().copied().map(advise).collect();
         [
             record(COMM, 2 | exec, &[name, self.trailer(100, 100, 1_000)].concat()),
             self.mapping(100, 2_000, (CODE, 0x2000), true, "/bin/app"),
@@ -283,6 +308,7 @@ impl Made {
             self.sample(2, parent, 6_000, &[9, START]),
             fault(parent, 7_000, START, 6),
             fault(parent, 8_000, START + 0x1000, 6),
+            advised.concat(),
             task(FORK, 101, 9_000),
             self.sample(3, parent, 9_500, &new_task),
             fault(child, 10_000, START, 7),
@@ -339,7 +365,12 @@ impl Made {
                     let args = names.into_iter().zip(0..).map(|(name, at)| long(name, at));
                     [(&*call, 8, 4)].into_iter().chain(args).collect()
                 }
-                "sys_exit_mmap" => vec![(&*call, 8, 4), ("long ret", 16, 8)],
+                "sys_enter_madvise" => {
+                    let args = ["start", "len_in", "behavior"].into_iter().zip(0..);
+                    let args = args.map(|(name, at)| long(name, at));
+                    [(&*call, 8, 4)].into_iter().chain(args).collect()
+                }
+                "sys_exit_mmap" | "sys_exit_madvise" => vec![(&*call, 8, 4), ("long ret", 16, 8)],
                 _ => vec![
                     ("pid_t pid", 8, 4),
                     ("char comm[16]", 12, 16),
@@ -366,8 +397,9 @@ impl Made {
         let systems = ["exceptions", "syscalls", "task"];
         data.extend((systems.len() as u32).to_le_bytes());
         for system in systems {
-            let events: Vec<_> = EVENTS
-                .into_iter()
+            let events: Vec<_> = self
+                .version
+                .events()
                 .filter(|(name, _)| name.split(':').next() == Some(system))
                 .map(event)
                 .collect();

@@ -45,6 +45,9 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
         if let Some(calls) = calls(&site.creators) {
             writeln!(out, "    memory of {calls}")?;
         }
+        if let Some(calls) = calls(&site.freed) {
+            writeln!(out, "    touches again the memory freed by {calls}")?;
+        }
     }
     if sites.len() > shown.len() {
         let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults).sum();
@@ -69,8 +72,8 @@ fn described(site: &Site) -> String {
     format!("{caller}{change}{}", copies(site.copied))
 }
 
-/// Describes the calls that created the memory of a call site, the largest memory first, if the
-/// calls are known.
+/// Describes the calls that created or freed the memory of a call site, the largest memory first,
+/// if the calls are known.
 fn calls(creators: &[Creator]) -> Option<String> {
     let (shown, others) = creators.split_at(creators.len().min(CALLS));
     let call = |creator: &Creator| format!("{}: {}", creator.label(), size(creator.bytes));
