@@ -128,7 +128,8 @@ fn first_stores_to_zeros() {
     world.finish(vec![space]);
 }
 
-/// VMAs, nodes of the tree and tables are freed during faults that read them.
+/// VMAs, nodes of the tree and tables are freed during faults that read them. The memory of a VMA
+/// becomes the VMA of other pages at once.
 fn faults_against_the_freeing_of_their_structures() {
     let world = World::new(3);
     let space = world.space(|guest| {
@@ -149,6 +150,7 @@ fn faults_against_the_freeing_of_their_structures() {
             guest.cpu.wait_grace();
             guest.unmap(AT, 4);
             guest.cpu.wait_grace();
+            (4..8).for_each(|at| guest.map(page(2 * at), 1, RW));
         }),
         (&space, &|guest| {
             for at in 0..4 {
@@ -210,8 +212,8 @@ mod needs {
         waiting_for_held_entries: ReplaceWaits in [stores_against_downgrade, accesses_against_hiding],
         flushing_lost_rights: ProtectFlush in [stores_against_downgrade],
         flushing_zeros: ZeroPageFlush in [first_stores_to_zeros],
-        marks: SectionMark in [faults_against_the_freeing_of_their_structures],
-        looking_at_marks: LookAtMarks in [faults_against_the_freeing_of_their_structures],
+        marks: SectionMark in [faults_against_collection],
+        looking_at_marks: LookAtMarks in [faults_against_collection],
         both_epochs: SecondEpoch in [faults_against_collection],
     );
 }
