@@ -237,8 +237,7 @@ impl<M: Machine> Vm<M> {
     /// Returns the memory of VMAs on the heap. The subsystem reuses this memory for other VMAs, and
     /// frees it when the `Vm` is dropped. Exact at a quiet moment, when no call is in progress.
     pub fn vma_usage(&self) -> VmaUsage {
-        // As in `set`.
-        self.free_vmas.usage(&Spin)
+        self.free_vmas.usage(self.cpus.iter().map(|state| state.free_vmas.allocated()).sum())
     }
 
     /// Returns the memory node of `frame`, if the frame belongs to the machine's regions.

@@ -162,8 +162,8 @@ impl Hint {
 // SAFETY: the cells (`gather`, `hint`, `anon_vmas`, `freed`, `free_vmas`, `gone`, `shared_calls`,
 // `apart`, `starved`, `crowded`, `evicting`, `missed_turn`, `awaits_turn`, `half_rounds`,
 // `pending`, `unread`, `no_folio`, `folios_skipped`, `thread`) are accessed only through
-// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident`, `holder` and
-// `walker`, which are atomics.
+// `Cpu::state`, with the CPU's `Local`; other CPUs read `counts`, `resident`, `holder`, `walker`
+// and the count in `free_vmas`, which are atomics.
 unsafe impl Sync for CpuState {}
 // SAFETY: as above; the hint's pointer is dereferenced only as its invariant allows, on whichever
 // thread is the CPU, and the pointer to the thread is null except during a call.
