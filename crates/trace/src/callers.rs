@@ -1,7 +1,7 @@
 //! The calls that created the memory of a program, with their call stacks.
 //!
-//! A fault is taken where a page is touched first. The memory of the page comes from a call, often
-//! at another place of the program, and a change such as `MAP_POPULATE` belongs to that call.
+//! A fault occurs at the first touch of a page. The memory of the page comes from a call, often at
+//! another place of the program. A change such as `MAP_POPULATE` belongs to this call.
 
 use crate::event::{Backing, Birth, Event, Kind, MAX_AREAS, StackId, Trace};
 use faultless::page_up;

@@ -126,7 +126,15 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let running = subject.as_ref().and_then(program_of);
     let input = match (&args.recording, &subject) {
         (Some(file), _) => Some(read(file)?),
-        (None, Some(subject)) => Some(recorded_live(args, subject)?),
+        (None, Some(subject)) => match recorded_live(args, subject)? {
+            Ok(input) => Some(input),
+            Err(program) => {
+                // The recorder has reported that no setting helps.
+                json.complete()?;
+                save.map_or(Ok(()), |save| save.write(&program, &[]))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+        },
         (None, None) => None,
     };
     let (mut source, status) = match input {
@@ -254,8 +262,9 @@ fn program_of(subject: &Subject) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/exe", pids.first()?)).ok()
 }
 
-/// Records running processes until a signal, or for the given time.
-fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError> {
+/// Records running processes until a signal, or for the given time. Returns the name of the program
+/// in `Err` if the recording has no page fault.
+fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Result<Input, String>, CliError> {
     let data = temporary()?;
     let live = {
         // A signal ends the recording.
@@ -269,8 +278,13 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError
         say!("faultless: {note}");
     }
     let trace = live.recorded.trace;
-    Input::of(trace.header.program.clone(), trace)
+    let name = trace.header.program.clone();
+    if !has_fault {
+        return Ok(Err(name));
+    }
+    Input::of(name, trace).map(Ok)
 }
+    let has_fault = live.has_fault();
 
 /// Creates the file in which perf records.
 fn temporary() -> Result<NamedTempFile, CliError> {
