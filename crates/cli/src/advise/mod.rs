@@ -227,6 +227,9 @@ fn advise(
         exported = export.figures(&kept);
     }
     let stacks = export.stacks(&answer, &source.trace);
+    if !args.trial {
+        print::next::print(&answer, &args.program, &mut out)?;
+    }
     let (advice, tried) = if args.trial {
         trial::run(args, &mut meter, (&answer, &data), (&mut out, style), (json, &context))?
     } else {
@@ -277,6 +280,7 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Result<Input, S
     for note in &live.recorded.notes {
         say!("faultless: {note}");
     }
+    let has_fault = live.has_fault();
     let trace = live.recorded.trace;
     let name = trace.header.program.clone();
     if !has_fault {
@@ -284,7 +288,6 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Result<Input, S
     }
     Input::of(name, trace).map(Ok)
 }
-    let has_fault = live.has_fault();
 
 /// Creates the file in which perf records.
 fn temporary() -> Result<NamedTempFile, CliError> {

@@ -13,6 +13,8 @@ use std::io::Write;
 
 /// The share of the time of all call sites below which a call site has no row.
 const LEAST: f64 = 0.005;
+/// The saving in nanoseconds below which a change would be printed as 0.
+const PRINTED: f64 = 5e5;
 /// Calls with a place each, for each call site.
 const CALLS: usize = 3;
 /// The columns of a label. Names of templates and closures are longer.
@@ -61,10 +63,11 @@ fn described(site: &Site) -> String {
         None => String::new(),
     };
     let change = match &site.change {
-        Some(change) => {
+        Some(change) if change.saving >= PRINTED => {
             format!("{} (predicted to save {} s)", change.action, fixed(change.saving / 1e9, 3))
         }
-        None => "no setting helps here".to_owned(),
+        Some(_) => "no change is worth it".to_owned(),
+        None => "no change of this code helps".to_owned(),
     };
     format!("{caller}{change}{}", copies(site.copied))
 }
