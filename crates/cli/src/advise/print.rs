@@ -16,10 +16,11 @@ use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
 /// The explanation of settings that depend on the host.
-const TAKEN_BACK: &str = "\
-   The host of a virtual machine can take free memory back (free page reporting, a balloon), and
-   returns it at the next touch, at a higher cost. `faultless advise --try -- PROGRAM` measures
-   such a setting; a setting of the whole system also needs --sysfs.";
+const TAKEN_BACK: &str = concat!(
+    " The host of a virtual machine can take free memory back (free page reporting, a balloon), and\n",
+    " returns it at the next touch, at a higher cost. `faultless advise --try -- PROGRAM` measures\n",
+    " such a setting; a setting of the whole system also needs --sysfs."
+);
 /// Page walks from which a line is worth the reader's time: some milliseconds.
 const MANY_WALKS: f64 = 1e6;
 /// The share of faults on pages in a cache from which a line is worth the reader's time.
@@ -527,7 +528,8 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let text = printed(-some, some, &mut answer);
-        for part in ["one setting depends on the host", "echo always > file", "free page reporting"]
+        for part in
+            ["one setting depends on the host", "echo always > file", " The host of a virtual"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }

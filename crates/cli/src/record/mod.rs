@@ -126,6 +126,10 @@ fn report(output: &Path, recorded: &Recorded) {
     if let Some(table) = processes::table(&recorded.trace.processes_by_faults(), None, style) {
         say!("{table}");
     }
+    let summary = recorded.trace.summary();
+    if summary.user_faults + summary.kernel_faults == 0 {
+        return;
+    }
     let replay = match recorded.trace.header.every_fault() {
         Ok(()) => format!("faultless replay {file} --policies, or "),
         Err(_) => String::new(),

@@ -27,7 +27,9 @@ pub fn print(
     let system = matches!(best.apply, Apply::Sysfs(..));
     let sysfs = if system { " --sysfs" } else { "" };
     writeln!(out, "\n next: faultless advise --try{sysfs} -- {program}")?;
-    if let Some(name) = text_of(&best.apply) {
+    // Settings of the whole system have no name.
+    let mut saving = shown.iter().filter(|item| answer.saves(item));
+    if let Some(name) = saving.find_map(|item| text_of(&item.apply)) {
         writeln!(out, "       faultless run --apply {name} -- {program}")?;
     }
     Ok(())
@@ -68,7 +70,9 @@ mod tests {
         let findings = findings.expect("a valid recording");
         let mut answer = Answer::new(&findings, costs(), None, &source.trace);
         let most = answer.seconds * 1e9;
-        answer.items.truncate(1);
+        answer.items.truncate(2);
+        let second = &mut answer.items[1];
+        (second.saving, second.at_best, second.apply) = (0.0, 0.0, Apply::WithoutThp);
         let printed = |saving, apply: Apply, program: &[&str], answer: &mut Answer<'_>| {
             let item = &mut answer.items[0];
             (item.saving, item.at_best, item.apply) = (saving, saving, apply);
@@ -90,6 +94,10 @@ mod tests {
             "\n next: faultless advise --try --sysfs -- ./app 'a b'\n"
         );
         assert_eq!(printed(0.0, malloc(), &app, &mut answer), "");
+        answer.items[1].saving = most / 3.0;
+        let text = printed(most / 2.0, system(), &app, &mut answer);
+        assert!(text.contains("--sysfs") && text.contains("--apply no-thp"), "{text}");
+        answer.items[1].saving = 0.0;
         assert_eq!(printed(most / 2.0, malloc(), &[], &mut answer), "", "a recording");
     }
 }
