@@ -510,6 +510,31 @@ mod tests {
     }
 
     #[test]
+    fn other_sizes_have_a_line_only_if_they_save() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let mode = |order| (order, Mode::Never);
+        let sizes = Sizes { all: Some(Mode::Madvise), sizes: [2, 3, 4].map(mode).to_vec(), thp: 9 };
+        let findings = Findings::of(&source, Program::default(), sizes, Shmem::NONE, &());
+        let findings = findings.expect("a valid recording");
+        let mut answer = Answer::new(&findings, costs(), None, &source.trace);
+        answer.items.retain(is_size);
+        assert!(answer.items.len() >= 3, "{:?}", answer.items);
+        let some = answer.seconds * 1e9 / 10.0;
+        let printed = |savings: [f64; 3], answer: &mut Answer<'_>| {
+            answer.items.truncate(3);
+            answer.items.iter_mut().zip(savings).for_each(|(item, saving)| item.saving = saving);
+            let mut out = Vec::new();
+            print_sizes(answer, &mut out).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        assert_eq!(printed([0.0; 3], &mut answer), "");
+        assert_eq!(printed([some, 0.0, 0.0], &mut answer), "");
+        let text = printed([some, some / 2.0, 0.0], &mut answer);
+        assert!(text.contains("other sizes of mTHP") && !text.contains(", "), "{text}");
+    }
+
+    #[test]
     fn settings_that_depend_on_the_host_are_counted_and_explained() {
         let recording = recordings::find("python").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");

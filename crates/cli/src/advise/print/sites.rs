@@ -62,14 +62,19 @@ fn described(site: &Site) -> String {
         Some(caller) => format!("called by {}: ", short(short_name(caller))),
         None => String::new(),
     };
-    let change = match &site.change {
-        Some(change) if change.saving >= PRINTED => {
-            format!("{} (predicted to save {} s)", change.action, fixed(change.saving / 1e9, 3))
+    let change = site.change.as_ref().map(|change| (&*change.action, change.saving));
+    format!("{caller}{}{}", described_change(change), copies(site.copied))
+}
+
+/// Describes a change by its action and its saving in nanoseconds.
+fn described_change(change: Option<(&str, f64)>) -> String {
+    match change {
+        Some((action, saving)) if saving >= PRINTED => {
+            format!("{action} (predicted to save {} s)", fixed(saving / 1e9, 3))
         }
         Some(_) => "no change is worth it".to_owned(),
         None => "no change of this code helps".to_owned(),
-    };
-    format!("{caller}{change}{}", copies(site.copied))
+    }
 }
 
 /// Describes the calls that created the memory of a call site, the largest memory first, if the
@@ -125,6 +130,13 @@ mod tests {
             text,
             "; 1724 pages copied after a fork (6 MiB): 700 by parents and 1,024 by children"
         );
+    }
+
+    #[test]
+    fn change_below_the_printed_precision_is_not_worth_it() {
+        assert_eq!(described_change(Some(("reuse", 2e6))), "reuse (predicted to save 0.002 s)");
+        assert_eq!(described_change(Some(("reuse", 4e5))), "no change is worth it");
+        assert_eq!(described_change(None), "no change of this code helps");
     }
 
     #[test]
