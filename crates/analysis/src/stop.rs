@@ -64,8 +64,8 @@ pub fn on_request(action: impl FnOnce() + Send + 'static) -> Guard {
     guard
 }
 
-/// Runs `action` once if a stop is requested again, after which the command ends at once, until the
-/// guard is dropped.
+/// Registers `action` until the guard is dropped. A second request to stop runs `action` once, and
+/// ends the command.
 pub fn on_repeat(action: impl FnOnce() + Send + 'static) -> Guard {
     register(|actions| &mut actions.again, Box::new(action))
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 /// The number of repetitions of each configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// At least.
+    /// The smallest number.
     pub least: usize,
-    /// At most.
+    /// The largest number.
     pub most: usize,
     /// The time after which no further round begins, apart from the first `least` rounds.
     pub time: Duration,

@@ -17,12 +17,15 @@ use crate::text::TextArgs;
 use crate::versus::VersusArgs;
 use clap::{Parser, Subcommand};
 
-/// Measure the effect of memory mechanisms on your program: page faults without a lock, prefault,
-/// pre-zeroed frames and late allocation of anon_vma, compared with the locking of Linux.
+/// Measure the page faults of a Linux program (record), find the settings that reduce their cost
+/// (advise), and run the program with these settings (run). The other commands study a memory
+/// subsystem with page faults without a lock, prefault and pre-zeroed frames, beside the locking of
+/// Linux.
 #[derive(Debug, Parser)]
 #[command(
     name = "faultless",
     version,
+    help_template = template(),
     after_help = help()
 )]
 pub struct Args {
@@ -39,6 +42,40 @@ const MACHINE: &str = if cfg!(feature = "machine") {
     ""
 };
 
+/// The commands for Linux programs. The other commands study the subsystem.
+const LINUX: [&str; 3] = ["record", "advise", "run"];
+/// The columns of the list of commands.
+const COLUMNS: usize = 80;
+
+/// Returns the template of the help, with the commands in two groups.
+fn template() -> String {
+    let commands = Command::augment_subcommands(clap::Command::new("faultless"));
+    let (mut linux, mut study) = (String::new(), String::new());
+    for command in commands.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let group = if LINUX.contains(&command.get_name()) { &mut linux } else { &mut study };
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        group.push_str(&entry(command.get_name(), &about));
+    }
+    format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\nTune a Linux program:\n{linux}\n\
+         Study the memory subsystem:\n{study}\nOptions:\n{{options}}{{after-help}}"
+    )
+}
+
+/// Returns the lines of a command in the list.
+fn entry(name: &str, about: &str) -> String {
+    let mut lines = vec![format!("  {name:<9}")];
+    for word in about.split_whitespace() {
+        let last = lines.len() - 1;
+        if lines[last].len() + 1 + word.len() > COLUMNS {
+            lines.push(format!("{:11}", ""));
+        }
+        let last = lines.len() - 1;
+        lines[last] = format!("{} {word}", lines[last]);
+    }
+    lines.join("\n") + "\n"
+}
+
 /// Returns the text below the list of commands.
 fn help() -> String {
     let (and_boot, timeout) = if cfg!(feature = "machine") {
@@ -49,12 +86,12 @@ fn help() -> String {
     format!(
         "\
 Examples:
+  faultless record -o app.fltrace -- ./app  record a program's memory use
+  faultless advise -- ./app                 Linux settings with fewer faults
+  faultless run --apply no-thp -- ./app     run it with such a setting
   faultless compare                         the main comparison, about a minute
   faultless stat pft threads=2              one workload, like perf stat
-  faultless record -o app.fltrace -- ./app  record a program's memory use
-  faultless replay app.fltrace --policies   compare the policies for it
-  faultless advise -- ./app                 Linux settings with fewer faults
-  faultless run --apply no-thp -- ./app     run it with such a setting{MACHINE}
+  faultless replay app.fltrace --policies   compare the policies for it{MACHINE}
   faultless scale pft                       on 1 to 192 simulated CPUs
   faultless calibrate --check               costs of this machine; predictions
 
@@ -68,6 +105,51 @@ missing or unusable; 1 for other failures; 128 plus its number for a signal.
 // examples, so example lines are short.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Record the memory operations of a program, or of running processes, with `perf record`
+    ///
+    /// Huge pages are off for a program during the recording, and fault-around too if permitted,
+    /// so the recording contains the first touch of every page. Faults that stay hidden are
+    /// reported before the program starts. SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to `record` are
+    /// forwarded to the program. The exit status is the program's, or 128 plus the number of the
+    /// signal that ended the program. It is 2 if the program does not exist or cannot be executed.
+    ///
+    /// With --pid, --cgroup or --all, processes that already run are recorded, with the pages that
+    /// are resident at the start, until Ctrl-C, for --seconds, or until the recording has 1.25 GiB.
+    /// Huge pages and fault-around stay as they are. The recording has the portable form.
+    Record(RecordArgs),
+    /// Measure the cost of a program's page faults, and find Linux settings that reduce it
+    ///
+    /// The program is recorded, as by `record`, and run once more without a recorder, with empty
+    /// standard input and dropped output. A Go program is run a third time, for the trace of its
+    /// garbage collector. The cost of a fault is measured on this host. From the recording follows
+    /// the number of faults saved by each setting: larger folios (mTHP, THP), populated mappings,
+    /// and settings of glibc's malloc, of Go and of Java. Prints the predicted saving of each
+    /// setting in seconds of processor time, and the resident memory that would be unused. A
+    /// recording of an earlier run, or running processes (--pid, --cgroup, --all), can replace the
+    /// program.
+    ///
+    /// With --try each setting is applied to runs of the program, each beside a run without the
+    /// setting, and the measured saving is printed beside the prediction. These runs read no input,
+    /// and their output is dropped. The exit status is that of the recorded run.
+    Advise(AdviseArgs),
+    /// Start a program with advice in force, for this process and its children alone
+    ///
+    /// The advice is named by --apply, or comes from a file of `advise --save`; both combine.
+    /// Environment variables are set, lists such as GLIBC_TUNABLES are joined with their present
+    /// values, huge pages are switched off by prctl, and a preloaded library populates memory early
+    /// and moves program text to huge pages.
+    /// The command becomes the program (exec), so its process, signals, terminal and exit status
+    /// are the program's. The exit status is 2 if the program does not exist or cannot be executed.
+    ///
+    /// If the library cannot do an operation, such as huge pages for text, a warning with the
+    /// reason and the remedy is printed before the program starts. With --report the command is the
+    /// parent of the program, and prints the operations of each process at the end.
+    ///
+    /// Settings of the whole system are never changed: their commands are printed on standard
+    /// error. A setting that needs the library is refused for static, setuid and foreign programs,
+    /// and a warning is printed for other settings without an effect. The library is kept in
+    /// $XDG_CACHE_HOME/faultless.
+    Run(RunArgs),
     /// Compare the locking policies, prefault and the other mechanisms, on one screen
     ///
     /// Prints the machine and its noise, then four tables with a verdict each: the cost of one
@@ -115,51 +197,6 @@ pub enum Command {
     /// recorded order, to count the faults saved, the prefaulted pages, the unused prefaulted
     /// pages, and the growth of resident memory.
     Replay(ReplayArgs),
-    /// Record the memory operations of a program, or of running processes, with `perf record`
-    ///
-    /// Huge pages are off for a program during the recording, and fault-around too if permitted,
-    /// so the recording contains the first touch of every page. Faults that stay hidden are
-    /// reported before the program starts. SIGINT, SIGTERM, SIGHUP and SIGQUIT sent to `record` are
-    /// forwarded to the program. The exit status is the program's, or 128 plus the number of the
-    /// signal that ended the program. It is 2 if the program does not exist or cannot be executed.
-    ///
-    /// With --pid, --cgroup or --all, processes that already run are recorded, with the pages that
-    /// are resident at the start, until Ctrl-C, for --seconds, or until the recording has 1 GiB.
-    /// Huge pages and fault-around stay as they are. The recording has the portable form.
-    Record(RecordArgs),
-    /// Measure the cost of a program's page faults, and find Linux settings that reduce it
-    ///
-    /// The program is recorded, as by `record`, and run once more without a recorder, with empty
-    /// standard input and dropped output. A Go program is run a third time, for the trace of its
-    /// garbage collector. The cost of a fault is measured on this host. From the recording follows
-    /// the number of faults saved by each setting: larger folios (mTHP, THP), populated mappings,
-    /// and settings of glibc's malloc, of Go and of Java. Prints the predicted saving of each
-    /// setting in seconds of processor time, and the resident memory that would be unused. A
-    /// recording of an earlier run, or running processes (--pid, --cgroup, --all), can replace the
-    /// program.
-    ///
-    /// With --try each setting is applied to runs of the program, each beside a run without the
-    /// setting, and the measured saving is printed beside the prediction. These runs read no input,
-    /// and their output is dropped. The exit status is that of the recorded run.
-    Advise(AdviseArgs),
-    /// Start a program with advice in force, for this process and its children alone
-    ///
-    /// The advice is named by --apply, or comes from a file of `advise --save`; both combine.
-    /// Environment variables are set, lists such as GLIBC_TUNABLES are joined with their present
-    /// values, huge pages are switched off by prctl, and a preloaded library populates memory early
-    /// and moves program text to huge pages.
-    /// The command becomes the program (exec), so its process, signals, terminal and exit status
-    /// are the program's. The exit status is 2 if the program does not exist or cannot be executed.
-    ///
-    /// If the library cannot do an operation, such as huge pages for text, a warning with the
-    /// reason and the remedy is printed before the program starts. With --report the command is the
-    /// parent of the program, and prints the operations of each process at the end.
-    ///
-    /// Settings of the whole system are never changed: their commands are printed on standard
-    /// error. An advice that needs the library is refused for static, setuid and foreign programs,
-    /// and a warning is printed for other advice without an effect. The library is kept in
-    /// $XDG_CACHE_HOME/faultless.
-    Run(RunArgs),
     #[cfg(feature = "machine")]
     /// Run a static Linux program on the bare machine, in QEMU
     ///
@@ -224,4 +261,32 @@ pub enum Command {
     Knobs,
     /// List the counters and their meaning
     Counters,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn help_begins_with_the_commands_for_a_linux_program() {
+        let text = Args::command().render_long_help().to_string();
+        assert!(text.starts_with("Measure the page faults of a Linux program (record)"), "{text}");
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+        let order = [
+            "Tune a Linux program:\n  record ",
+            "\n  advise ",
+            "\n  run ",
+            "Study the memory subsystem:\n  compare ",
+            "\n  counters ",
+            "Options:\n  -h",
+            "Examples:\n  faultless record",
+            "Exit status",
+        ];
+        let places = order.map(at);
+        assert!(places.is_sorted(), "{text}");
+        assert!(!text.contains("generate"), "a hidden command: {text}");
+        let list = &text[places[0]..places[5]];
+        assert!(list.lines().all(|line| line.len() <= COLUMNS), "{list}");
+    }
 }

@@ -47,7 +47,13 @@ use report::say;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| {
+        let words: Vec<_> = std::env::args_os().collect();
+        if let Some(why) = record::without_dashes(&error, &words) {
+            say!("faultless: {why}\n");
+        }
+        error.exit()
+    });
     // Signals sent to `record` are forwarded to the program, and so are signals sent to `advise`
     // while it records. `run` becomes the program.
     if !matches!(args.command, Command::Record(_) | Command::Advise(_) | Command::Run(_)) {

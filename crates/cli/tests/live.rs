@@ -176,6 +176,19 @@ fn advice_for_a_running_process_has_the_time_of_its_recording() {
 }
 
 #[test]
+fn end_of_a_recorded_process_is_reported() {
+    let place = Place::new();
+    let child = Running::shell("exec sleep 1");
+    let ran = Ran::of(&mut place.record(&["--pid", &child.pid(), "--seconds", "3"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let ended = format!("PID {} ended after ", child.pid());
+    assert!(ran.err.contains(&ended) && ran.err.contains("an unknown time"), "{}", ran.err);
+    let bytes = fs::read(place.file("x.fltrace")).expect("written");
+    let trace = compact::parse(Path::new("x"), &bytes).expect("the portable form");
+    assert_eq!(trace.header.processor_us, 0, "unknown");
+}
+
+#[test]
 fn failed_recorder_leaves_no_file() {
     let place = Place::new();
     let child = Running::shell("sleep 60");

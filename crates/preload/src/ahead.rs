@@ -7,7 +7,7 @@
 //! up to which page the pages are resident without a gap. The helper populates the next pages,
 //! except one *marker* in each [stride](helper::stride). Only a touch of the program makes
 //! a marker resident, so the first marker that is not resident shows the position of the program.
-//! The position stays at the begin of a block whose pages are touched in random order.
+//! The position stays at the beginning of a block whose pages are touched in random order.
 //!
 //! The helper stays ahead of the position by at most the size in the variable
 //! `FAULTLESS_PREFAULT_AHEAD`, and by at most the bytes that the program has touched in order. The

@@ -44,8 +44,9 @@ fn freed(block: *mut c_void) {
 /// Returns whether the block has a separate mapping.
 fn mapped(block: *mut c_void, bytes: usize) -> bool {
     match allocator() {
-        // SAFETY: glibc keeps the size of a block and its flags in the word before the block, of
-        // which the program changes no part. (glibc's `malloc_usable_size` reads this word, too.)
+        // SAFETY: glibc keeps the size of a block and its flags in the word before the block.
+        // The program does not write to this word. (glibc's `malloc_usable_size` reads the word,
+        // too.)
         Allocator::Glibc => unsafe { block.cast::<usize>().sub(1).read() & IS_MAPPED != 0 },
         Allocator::Musl => bytes >= MAPPED_BY_MUSL,
         Allocator::Other => false,

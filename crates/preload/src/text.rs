@@ -31,11 +31,12 @@
 //! `process_vm_readv`, which fails if the text is unmapped meanwhile. The copy is put in place
 //! within a call of `dl_iterate_phdr`, if the same mapping of the file still exists: glibc holds
 //! the lock that `dlclose` takes before it unmaps a library, and musl never unmaps libraries. The
-//! lock is short, so a fork of another thread rarely inherits it. An object in this list is mapped
-//! completely, and only relocations of text change its text later: objects with such relocations
-//! are not copied. A failure because the library was closed meanwhile is not counted as a refusal:
-//! the cause is confirmed in such a call, too. Libraries in other namespaces (`dlmopen`) stay in
-//! place, and so do libraries without a later call of `dlsym`.
+//! lock is held for a short time, so a child of another thread's fork rarely inherits a held lock.
+//! An object in this list is mapped completely, and only relocations of text change its text later:
+//! objects with such relocations are not copied. If another thread closes the library during the
+//! operation, the failure is not counted as a refusal: a call of `dl_iterate_phdr` confirms the
+//! cause of each refusal. Libraries in other namespaces (`dlmopen`) and libraries without a later
+//! call of `dlsym` stay in place.
 //!
 //! This library's own text is smaller than a huge page, so the code below is never moved.
 
@@ -262,8 +263,9 @@ fn has_private_page(mapping: &Mapping) -> bool {
     !copy::is_of_file_alone(start, end)
 }
 
-/// Returns whether the program still has the mapping, and `fact` is true of it, at a time at which
-/// no other thread can close the library. Otherwise the fact may be of another mapping.
+/// Returns whether the mapping still exists and `fact` returns `true` for it. Both are checked
+/// while no other thread can close the library: without this check `fact` could describe a later
+/// mapping at the same address.
 fn is_confirmed(mapping: Mapping, fact: fn(&Mapping) -> bool) -> bool {
     let mut confirming = Confirming { mapping, fact, confirmed: false };
     symbols::visit_objects(confirm, &mut confirming);

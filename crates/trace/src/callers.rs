@@ -1,9 +1,9 @@
 //! The calls that created and freed the memory of a program, with their call stacks.
 //!
-//! A fault is taken where a page is touched first. The memory of the page comes from a call, often
-//! at another place of the program, and a change such as `MAP_POPULATE` belongs to that call. If
-//! the program had the page before, a call has freed the page to the kernel, and a change that
-//! keeps the memory belongs to that call.
+//! A fault occurs at the first touch of a page. The memory of the page comes from a call, often at
+//! another place of the program. A change such as `MAP_POPULATE` belongs to this call. If the
+//! program had the page before, a call has freed the page to the kernel, and a change that keeps
+//! the memory belongs to that call.
 
 use crate::event::{Backing, Birth, Event, Kind, MAX_AREAS, StackId, Trace};
 use faultless::page_up;

@@ -92,7 +92,7 @@ pub struct Census {
 /// Mappings of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mappings {
-    /// Bytes of each mapping.
+    /// The length of each mapping, in bytes.
     pub len: u64,
     /// The number of mappings.
     pub count: u64,

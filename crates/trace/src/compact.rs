@@ -12,7 +12,7 @@ use std::path::Path;
 /// The first bytes of a compact recording.
 pub const MAGIC: &[u8; 8] = b"FLTRACE\n";
 /// The written version. Earlier versions can be read, too.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The first version with instructions.
 const WITH_INSTRUCTIONS: u32 = 2;
 /// The first version with resident pages.
@@ -25,9 +25,13 @@ const WITH_OMITTED: u32 = 4;
 const WITH_PIDS: u32 = 5;
 /// The first version with the callers of calls.
 const WITH_CALLERS: u32 = 5;
+/// The first version with the processor time of the processes.
+const WITH_PROCESSOR: u32 = 6;
 /// The extension of the file names.
 pub const EXTENSION: &str = "fltrace";
 
+/// The remedy for a damaged or truncated file.
+const AGAIN: &str = "copy the file again, or record again";
 const PREFIX: usize = 24;
 const MAX_BODY: u64 = 256 << 20;
 const MAX_STRING: usize = 4096;
@@ -74,7 +78,11 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
         return Err(Error::at(path, 0, "not a recording: the magic FLTRACE is missing"));
     }
     if bytes.len() < PREFIX {
-        return Err(Error::at(path, bytes.len() as u64, "the file ends within its header"));
+        return Err(Error::at(
+            path,
+            bytes.len() as u64,
+            format!("the file ends within its header: {AGAIN}"),
+        ));
     }
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -92,7 +100,11 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Trace, Error> {
     }
     let body = unpack(path, &bytes[PREFIX..], len)?;
     if crc32fast::hash(&body) != word(12) {
-        return Err(Error::at(path, 12, "the checksum does not match: the file is corrupted"));
+        return Err(Error::at(
+            path,
+            12,
+            format!("the checksum does not match: the file is corrupted: {AGAIN}"),
+        ));
     }
     let mut reader = Reader { body: &body, at: 0, version, fields: Fields::default() };
     let trace = reader
@@ -113,7 +125,7 @@ fn unpack(path: &Path, packed: &[u8], len: u64) -> Result<Vec<u8>, Error> {
     let mut body = Vec::new();
     if let Err(damage) = zstd::unpack(&mut rest, len, &mut body) {
         let at = if damage.ended { packed.len() as u64 } else { damage.begins };
-        return Err(Error::at(path, PREFIX as u64 + at, damage.reason));
+        return Err(Error::at(path, PREFIX as u64 + at, format!("{}: {AGAIN}", damage.reason)));
     }
     if body.len() as u64 != len {
         return Err(Error::at(
@@ -216,13 +228,20 @@ impl Writer {
     }
 
     fn body(mut self, trace: &Trace) -> Result<Vec<u8>, String> {
-        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes } =
-            &trace.header;
+        let header = &trace.header;
+        let Header { program, made, page_size, kernel, thp, cpus, recorded, lost, notes, .. } =
+            header;
         for text in [program, made, kernel, thp] {
             self.string(text)?;
         }
-        let numbers =
-            [(*page_size).into(), (*cpus).into(), recorded.bits().into(), *lost, (*omitted).into()];
+        let numbers = [
+            (*page_size).into(),
+            (*cpus).into(),
+            recorded.bits().into(),
+            *lost,
+            header.omitted.into(),
+            header.processor_us,
+        ];
         for number in numbers {
             self.varint(number);
         }
@@ -449,10 +468,22 @@ impl<'a> Reader<'a> {
         }
         let lost = self.varint()?;
         let omitted = if self.version < WITH_OMITTED { 0 } else { self.small()? };
+        let processor_us = if self.version < WITH_PROCESSOR { 0 } else { self.varint()? };
         let notes = self.count(1 << 10, "notes")?;
         let notes = (0..notes).map(|_| self.string()).collect::<Result<_, _>>()?;
-        let header =
-            Header { program, made, page_size, kernel, thp, cpus, recorded, lost, omitted, notes };
+        let header = Header {
+            program,
+            made,
+            page_size,
+            kernel,
+            thp,
+            cpus,
+            recorded,
+            lost,
+            omitted,
+            processor_us,
+            notes,
+        };
         let processes = self.count(MAX_THREADS, "processes")?;
         let processes = (0..processes)
             .map(|_| {

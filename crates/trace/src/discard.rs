@@ -312,7 +312,7 @@ impl Memory {
         self.mapped.overlapping(range).map(within).sum()
     }
 
-    /// Returns the pages that no other process has, about.
+    /// Returns the approximate number of pages that no other process has.
     fn own(&self) -> u64 {
         self.there.len().saturating_sub(self.shared)
     }

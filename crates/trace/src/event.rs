@@ -333,6 +333,9 @@ pub struct Header {
     /// Faults that the recorder omitted after each recorded fault; 0 if every fault was recorded.
     /// All other events are recorded.
     pub omitted: u32,
+    /// Microseconds of processor time that the recorded processes used, with the cost of recording;
+    /// 0 if unknown.
+    pub processor_us: u64,
     /// Remarks of the reader of the original recording.
     pub notes: Vec<String>,
 }

@@ -49,10 +49,9 @@ pub struct Forks {
     pub entries: u64,
     /// The same at the fork with the most pages.
     pub most: u64,
-    /// Forks whose child executes a program, and the entries copied for them. `vfork` or
-    /// `posix_spawn` would copy none.
+    /// Forks whose child executes a program. `vfork` or `posix_spawn` would copy no entries.
     pub to_execute: u64,
-    /// See `to_execute`.
+    /// Entries of page tables copied for the forks in `to_execute`.
     pub execute_entries: u64,
     /// Pages copied after the forks.
     pub copied: Copied,

@@ -22,11 +22,13 @@ mod program;
 mod rate;
 mod signals;
 mod survivors;
+mod usage;
 
-pub use live::{Live, Progress, Subject, Usage};
+pub use live::{Live, Progress, Subject};
 pub use program::{find as find_program, has_capabilities};
 pub use rate::Limits;
 pub use signals::Signals;
+pub use usage::Usage;
 
 use crate::STOPPED;
 use crate::error::Error;
@@ -323,7 +325,9 @@ impl Setup {
         let mut perf = perf.spawn().map_err(run)?;
         let pid = perf.id();
         let forwarder = signals.forward(pid);
-        signals::await_end(perf.id());
+        signals::await_end(pid);
+        // perf has waited for the program.
+        let processor_us = usage::micros_of_children(pid);
         drop(forwarder);
         drop(around);
         let status = perf.wait().map_err(run)?;
@@ -341,6 +345,7 @@ impl Setup {
         let ended = (!status.success()).then(|| format!("{ended} ended with {status}"));
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let header = &mut trace.header;
+        header.processor_us = processor_us;
         header.thp = "off for the program".to_owned();
         header.made = format!("faultless record -- {}; {}", words.join(" "), header.made);
         // The compact format's bound on a string.

@@ -150,6 +150,15 @@ fn compact_file_with_a_flipped_bit_is_rejected() {
 }
 
 #[test]
+fn truncated_file_has_a_remedy() {
+    let file = recordings::find("sort").unwrap().bytes;
+    for len in [12, 30, file.len() / 2] {
+        let error = compact::parse(Path::new("cut"), &file[..len]).unwrap_err();
+        assert!(error.reason.ends_with(": copy the file again, or record again"), "{error}");
+    }
+}
+
+#[test]
 fn decompression_bomb_is_rejected() {
     // A body larger than its claimed size, and a body smaller than its claimed size.
     let zeros = packed(&vec![0; 8 << 20]);
@@ -227,8 +236,8 @@ fn instruction_offset_is_checked_and_needs_version_2() {
         (2, one_fault(with, &[0x81, 0x80, 0x04]), "an instruction lies beyond the end of a page"),
         (2, one_fault(with, &[]), "the body ends within an item"),
         (2, one_fault(without, &[1]), "bytes follow the last event"),
-        (6, one_fault(with, &[1]), "version 6; this reads versions 1 to 5"),
-        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 5"),
+        (7, one_fault(with, &[1]), "version 7; this reads versions 1 to 6"),
+        (0, one_fault(without, &[]), "version 0; this reads versions 1 to 6"),
     ] {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -338,6 +347,15 @@ fn callers_and_process_numbers_need_version_5() {
         let error = read(version, &body).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+#[test]
+fn processor_time_is_read_from_version_6() {
+    let mut trace = parse(Path::new("one"), &sealed(&one_fault(1, &[]))).unwrap();
+    assert_eq!(trace.header.processor_us, 0);
+    trace.header.processor_us = 1_234_567;
+    let written = compact::encode(Path::new("one"), &trace).unwrap();
+    assert_eq!(parse(Path::new("one"), &written).unwrap(), trace);
 }
 
 #[test]

@@ -45,9 +45,11 @@ pub struct Answer<'a> {
     /// The maximum nanoseconds of faults: the kernel time of the run, or the processor time of the
     /// threads in a recording.
     limit: f64,
-    /// Seconds of the run: processor time, or for a recording the time from its first event to its
-    /// last.
+    /// Seconds of the run: processor time, or for a recording without its processor time the time
+    /// from its first event to its last. Shares refer to this time.
     pub seconds: f64,
+    /// The elapsed seconds of a recording whose `seconds` are processor time.
+    pub elapsed: Option<f64>,
     /// The predicted items, the largest saving first.
     pub items: Vec<Item>,
     /// The items without a prediction.
@@ -80,7 +82,10 @@ impl<'a> Answer<'a> {
         let bounded = bounded(findings, &costs, limit);
         // Concurrent threads use more processor time than elapses.
         let busy = spent(findings, &bounded) / 1e9;
-        let seconds = plain.map_or(recorded.max(busy), |run| run.processor);
+        let used = trace.header.processor_us as f64 / 1e6;
+        let elapsed = (plain.is_none() && used > 0.0).then_some(recorded);
+        let base = if elapsed.is_some() { used } else { recorded };
+        let seconds = plain.map_or(base.max(busy), |run| run.processor);
         let (open, prefault) = (open(findings), prefault(findings, &bounded));
         let sites = sites(findings, &bounded, &trace.stacks);
         let mut answer = Self {
@@ -90,6 +95,7 @@ impl<'a> Answer<'a> {
             notes: &trace.header.notes,
             limit,
             seconds,
+            elapsed,
             items: Vec::new(),
             open,
             prefault,
@@ -400,8 +406,12 @@ fn processes(trace: &Trace, small: u64) -> Vec<ProcessSummary> {
     processes
 }
 
-/// Returns the most processor time that the threads of a recording can have taken, in seconds.
+/// Returns the most processor time that the threads of a recording can have taken, in seconds: the
+/// time in the recording, if known.
 pub(super) fn processor_seconds(trace: &Trace) -> f64 {
+    if trace.header.processor_us > 0 {
+        return trace.header.processor_us as f64 / 1e6;
+    }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let cpus = if trace.header.cpus > 0 { trace.header.cpus as usize } else { cpus };
     let at_once = trace.threads.len().clamp(1, cpus) as f64;
@@ -448,6 +458,30 @@ mod tests {
         assert_eq!(names, ["malloc keeps memory"]);
         assert!(answer.items.iter().any(|item| item.name == "text on huge pages"));
         assert_eq!(chosen[0].predicted, Some(0.5 * all / 1e9));
+    }
+
+    /// A server that is idle most of the time.
+    #[test]
+    fn shares_of_a_recording_refer_to_its_processor_time() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let findings = findings("python", sizes(Mode::Madvise));
+        let mut trace = source.trace.clone();
+        let recorded = trace.events.last_us() as f64 / 1e6;
+        let unknown = Answer::new(&findings, costs(), None, &trace);
+        assert_eq!((unknown.seconds, unknown.elapsed), (recorded, None));
+        let used = 0.75 * recorded;
+        trace.header.processor_us = (used * 1e6) as u64;
+        let answer = Answer::new(&findings, costs(), None, &trace);
+        assert!((answer.seconds - used).abs() < 1e-5, "{}", answer.seconds);
+        assert!((answer.share(used * 1e9 / 2.0) - 0.5).abs() < 1e-4);
+        assert_eq!(answer.elapsed, Some(recorded));
+        // The faults take at most this time.
+        let dear = Answer::new(&findings, costs().scaled(1e4), None, &trace);
+        assert!((spent(&findings, &dear.bounded()) / 1e9 - used).abs() < 1e-5);
+        // The time of a run without the recorder comes first.
+        let plain = Answer::new(&findings, costs(), Some(run(1.0, 1)), &trace);
+        assert_eq!((plain.seconds, plain.elapsed), (run(1.0, 1).processor, None));
     }
 
     #[test]
@@ -508,7 +542,7 @@ mod tests {
             let most = answer.items.iter().map(|item| item.saving).fold(0.0, f64::max);
             assert!(most > 0.0 && most <= limit * 1e9 + 1.0, "{most} of {limit}");
         }
-        // Further runs tell the kernel's part more precisely.
+        // Further runs reduce the uncertainty of the kernel's part.
         let answer = Answer::new(&findings, costs(), Some(run(2.0 * all, 1)), &source.trace);
         let largest = |items: &[Item]| items.iter().map(|item| item.saving).fold(0.0, f64::max);
         let runs = vec![run(all / 4.0, 1); 9];

@@ -295,8 +295,8 @@ impl Costs {
         Self { quiet, page, shared: [shared, None], folios, thp, ..self.clone() }
     }
 
-    /// Returns the costs for a program of whose faults this `share` gets a frame that is still in a
-    /// cache of the processor: such a fault costs as much as a fault in a tight loop.
+    /// Returns the costs for a program in which a `share` of the faults gets a frame that is still
+    /// in a cache of the processor. Such a fault costs as much as a fault in a tight loop.
     pub fn with_warm_frames(&self, share: f64) -> Self {
         let page = self.page - share * (self.page - self.quiet.touch).max(0.0);
         Self { page, ..self.clone() }

@@ -1,7 +1,7 @@
-//! The effect of several advices on one process: environment variables, huge pages off, and the
+//! The effect of several settings on one process: environment variables, huge pages off, and the
 //! preloaded library.
 //!
-//! `advise --try` and `run` apply an advice by the same [`Effect`].
+//! `advise --try` and `run` apply a setting by the same [`Effect`].
 
 use super::item::Apply;
 use super::preload::{self, Operations};
@@ -33,10 +33,10 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// Combines advices, each with a name for messages.
+    /// Combines settings, each with a name for messages.
     ///
     /// # Errors
-    /// Two advices set one variable, one setting of a list or one file to different values.
+    /// Two of them set one variable, one entry of a list or one file to different values.
     pub fn of<'a>(advice: impl IntoIterator<Item = (&'a str, &'a Apply)>) -> Result<Self, Error> {
         let (mut effect, mut given) = (Self::default(), Given::default());
         for (name, apply) in advice {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn advices_combine() {
+    fn settings_combine() {
         let all = ["no-thp", "populate=1M", "malloc-arenas", "java-thp", "java-heap=256M"];
         let effect = of(&all).expect("no two values");
         assert!(effect.without_thp && effect.preload.populate == Some(1 << 20));

@@ -26,11 +26,11 @@ const HEAD: &str = "\
 # time after a trial with --cold, and do not add up.
 ";
 
-/// The keys of an advice, of which each advice has one.
+/// The keys of a setting, of which each setting has one.
 const WAYS: [&str; 7] =
     ["thp", "populate_bytes", "ahead_bytes", "file_bytes", "huge_text", "environment", "system"];
 
-/// An advice, with its predicted and measured saving.
+/// A setting, with its predicted and measured saving.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Row", try_from = "Row")]
 pub struct Advice {
@@ -62,7 +62,7 @@ struct Versioned {
     version: Option<toml::Value>,
 }
 
-/// An advice in a file.
+/// A setting in a file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -179,7 +179,7 @@ impl TryFrom<Row> for Advice {
         ];
         let mut ways = ways.into_iter().flatten();
         let (Some(apply), None) = (ways.next(), ways.next()) else {
-            return Err(format!("{name:?}: an advice needs one of {}", WAYS.join(", ")));
+            return Err(format!("{name:?}: a setting needs one of {}", WAYS.join(", ")));
         };
         let apply = apply.map_err(|why| format!("{name:?}: {why}"))?;
         Ok(Self { name, predicted, measured, apply })

@@ -120,7 +120,7 @@ pub struct Findings {
 const REPLAYS: u64 = 8;
 
 impl Findings {
-    /// Steps of progress of [`of`](Self::of), about.
+    /// The approximate number of steps of progress of [`of`](Self::of).
     pub const STEPS: u64 = THP as u64 + 7 + REPLAYS;
 
     /// Returns the expected faults of a run without a recorder, with the host's huge pages.

@@ -4,7 +4,7 @@
 //! Many kernels divide the processor time by samples: the tick of the timer charges the program or
 //! the kernel, depending on which of the two it interrupts. The kernel's part of one run of a
 //! second is then uncertain by a tenth of it. The limit is therefore one standard error above the
-//! measured part, and runs without an advice are pooled.
+//! measured part, and runs without a setting are pooled.
 
 use super::once::Run;
 use crate::rates::median;
@@ -13,7 +13,7 @@ use crate::rates::median;
 /// with exact times (`CONFIG_VIRT_CPU_ACCOUNTING_GEN`), has a smaller error.
 const TICKS: f64 = 250.0;
 /// Seconds of processor time below which the kernel's part is not reliable at all.
-const FEW_TICKS: f64 = 0.25;
+pub const RELIABLE: f64 = 0.25;
 
 /// Returns the most seconds that the faults of one run can have taken, from several runs with the
 /// same settings. Returns infinity without runs.
@@ -22,7 +22,7 @@ pub fn fault_limit<'a>(runs: impl IntoIterator<Item = &'a Run>) -> f64 {
         runs.into_iter().map(|run| (run.processor, run.system)).unzip();
     let Some(typical) = median(&times) else { return f64::INFINITY };
     let all: f64 = times.iter().sum();
-    if all < FEW_TICKS {
+    if all < RELIABLE {
         return typical;
     }
     let share = (system.iter().sum::<f64>() / all).min(1.0);

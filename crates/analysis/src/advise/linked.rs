@@ -100,9 +100,11 @@ impl fmt::Display for Linked {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Jemalloc { variable, version: Some(version), .. } => {
-                write!(out, "jemalloc {version}, with settings in {variable}")
+                write!(out, "jemalloc {version}, which reads its settings from {variable}")
             }
-            Self::Jemalloc { variable, .. } => write!(out, "jemalloc, with settings in {variable}"),
+            Self::Jemalloc { variable, .. } => {
+                write!(out, "jemalloc, which reads its settings from {variable}")
+            }
             Self::Mimalloc { .. } => out.write_str("mimalloc"),
             Self::Gperftools => out.write_str("tcmalloc of gperftools"),
             Self::Google => out.write_str("Google's tcmalloc"),
@@ -403,7 +405,10 @@ pub(super) mod tests {
         let variable = "_RJEM_MALLOC_CONF".to_owned();
         let version = Some("5.3.0".to_owned());
         let want = Linked::Jemalloc { variable, version, decays: true, huge: true, retains: true };
-        assert_eq!(want.to_string(), "jemalloc 5.3.0, with settings in _RJEM_MALLOC_CONF");
+        assert_eq!(
+            want.to_string(),
+            "jemalloc 5.3.0, which reads its settings from _RJEM_MALLOC_CONF"
+        );
         assert_eq!(in_file(&new), [want]);
         // Version 4 has other options, and two copies have two variables.
         let old = in_file(&file(&[message, "MALLOC_CONF", "JE_MALLOC_CONF", "lg_dirty_mult"]));

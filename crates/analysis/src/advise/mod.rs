@@ -4,10 +4,11 @@
 //! The program is recorded once, and runs once without a recorder. A Go program runs once more, for
 //! the trace of its garbage collector ([`collector`]), a Python program whose children copy pages
 //! for the time of their collections ([`collections`]), and a large program with jemalloc for the
-//! size of the metadata ([`metadata`]). The recording yields the effect of each
-//! setting in faults ([`findings`]), measurements on this host the cost of a fault ([`costs`]), and
-//! their product is the advice ([`items`], [`answer`]). Each setting that can be applied to one run
-//! is applied to pairs of runs ([`trial`]), which gives the measured saving.
+//! size of the metadata ([`metadata`]). The number of faults that a setting saves is counted in the
+//! recording ([`findings`]). The cost of a fault is measured on this host ([`costs`]). The
+//! predicted saving of the setting is the product of both ([`items`], [`answer`]). Each setting
+//! that can be applied to one run is applied to pairs of runs ([`trial`]), which gives the measured
+//! saving.
 
 pub mod ahead;
 mod allocator;

@@ -13,7 +13,7 @@ use faultless_workload::Kind;
 use std::str::FromStr;
 
 /// The variables with which glibc's `malloc` keeps freed memory: no separate mappings, and a
-/// threshold of trimming that no program reaches.
+/// trimming threshold of 1 TiB, which is larger than the free memory of a heap.
 pub const KEEP: [(&str, &str); 2] =
     [("MALLOC_MMAP_MAX_", "0"), ("MALLOC_TRIM_THRESHOLD_", "1099511627776")];
 /// The variables of builds of jemalloc: without a prefix, of Rust, and of Redis.
@@ -22,17 +22,19 @@ const CONF: [&str; 3] = ["MALLOC_CONF", "_RJEM_MALLOC_CONF", "JE_MALLOC_CONF"];
 /// jemalloc splits no free part that is 64 times as large as a block, so adjacent freed blocks that
 /// were joined serve no block of their size until they are returned to the kernel.
 const DECAY: &str = "dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_extent_max_active_fit:20";
-/// The variables with which mimalloc keeps freed memory, from version 2.1 on and before.
+/// The variables with which mimalloc keeps freed memory: since version 2.1, and in earlier
+/// versions.
 const PURGE: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "-1");
 const DECOMMIT: (&str, &str) = ("MIMALLOC_ALLOW_DECOMMIT", "0");
 /// The time in milliseconds after which mimalloc returns free pages, if the user gives none.
 pub const DELAY: u64 = 1000;
-/// The variables with this time, from version 2.1 on and before.
+/// The variables with this time: since version 2.1, and in earlier versions.
 const DELAYS: [&str; 2] = ["MIMALLOC_PURGE_DELAY", "MIMALLOC_DECOMMIT_DELAY"];
 /// The settings of jemalloc that keep address space, and put its metadata on huge pages.
 const RETAIN: &str = "retain:true";
 const METADATA: &str = "metadata_thp:always";
-/// The variables with which mimalloc requests huge pages, from version 2.1 on and before.
+/// The variables with which mimalloc requests huge pages: since version 2.1, and in earlier
+/// versions.
 const ALLOW_LARGE: (&str, &str) = ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1");
 const LARGE: (&str, &str) = ("MIMALLOC_LARGE_OS_PAGES", "1");
 /// The limit of arenas advised to a program with more: the heap, and one arena for all other
@@ -46,7 +48,7 @@ const POPULATE: u64 = 1 << 20;
 /// The distance in bytes of prefault ahead, if the user gives none.
 const AHEAD: u64 = 16 << 20;
 
-/// An advice by its short name.
+/// A setting by its short name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     text: String,
@@ -296,6 +298,48 @@ impl FromStr for Named {
     }
 }
 
+/// Returns the text for `--apply` whose advice is `apply`; `None` if no name has this advice.
+pub fn text_of(apply: &Apply) -> Option<String> {
+    let given: Vec<u64> = match apply {
+        Apply::Populate(bytes) | Apply::PrefaultAhead(bytes) | Apply::PopulateFiles(bytes) => {
+            vec![*bytes]
+        }
+        Apply::Environment(variables) => {
+            variables.iter().flat_map(|(_, value)| numbers(value)).collect()
+        }
+        _ => Vec::new(),
+    };
+    ROWS.iter().find_map(|row| match &row.value {
+        Value::Without => covers(&(row.apply)(0), apply).then(|| row.name.to_owned()),
+        Value::Optional(kind, _) | Value::Required(kind, _) => {
+            let texts = given.iter().map(|value| format!("{}={}", row.name, kind.show(*value)));
+            // A number of another row has another effect here, or is out of range.
+            texts
+                .into_iter()
+                .find(|text| text.parse().is_ok_and(|it: Named| covers(&it.apply, apply)))
+        }
+    })
+}
+
+/// Returns whether `named` has all of `apply`. A name sets the variables of several builds of an
+/// allocator.
+fn covers(named: &Apply, apply: &Apply) -> bool {
+    match (named, apply) {
+        (Apply::Environment(named), Apply::Environment(variables)) => {
+            variables.iter().all(|variable| named.contains(variable))
+        }
+        _ => named == apply,
+    }
+}
+
+/// Returns the numbers in the value of a variable. A number of MiB, as of a Java heap, is also
+/// returned in bytes.
+fn numbers(value: &str) -> Vec<u64> {
+    let parts = value.split(|c: char| !c.is_ascii_digit());
+    let numbers = parts.filter_map(|part| part.parse::<u64>().ok());
+    numbers.flat_map(|number| [Some(number), number.checked_mul(1 << 20)]).flatten().collect()
+}
+
 /// Returns each name with the form of its value, and its meaning.
 pub fn names() -> impl Iterator<Item = (String, &'static str)> {
     ROWS.iter().map(|row| (row.form(), row.meaning))
@@ -483,6 +527,30 @@ mod tests {
         assert_eq!(parsed("malloc-grows=1M"), Ok(malloc_grows(1 << 20)));
         let heap = Apply::environment([("JAVA_TOOL_OPTIONS", "-Xms1024m".into())]);
         assert_eq!(parsed("java-heap=1G"), Ok(heap));
+    }
+
+    #[test]
+    fn advice_has_the_text_that_names_it() {
+        for text in [
+            "no-thp",
+            "populate=2M",
+            "prefault-ahead=16M",
+            "huge-text",
+            "malloc-keeps-memory",
+            "malloc-arenas=2",
+            "jemalloc-thp",
+            "gogc=150",
+            "java-thp",
+            "java-heap=1G",
+        ] {
+            let apply = parsed(text).expect(text);
+            let found = text_of(&apply).expect(text);
+            assert_eq!(parsed(&found), Ok(apply), "{text}: {found}");
+        }
+        let purge = Apply::environment([owned(PURGE)]);
+        assert_eq!(text_of(&purge).as_deref(), Some("mimalloc-keeps-memory"), "one of two builds");
+        assert_eq!(text_of(&Apply::Nothing), None);
+        assert_eq!(text_of(&Apply::Sysfs("/sys/x".into(), "1".into())), None);
     }
 
     #[test]

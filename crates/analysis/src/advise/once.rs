@@ -19,7 +19,7 @@ use std::time::Instant;
 /// The usage of a run, with all processes started by the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Seconds.
+    /// Elapsed seconds.
     pub wall: f64,
     /// Seconds of processor time, the program's and the kernel's.
     pub processor: f64,

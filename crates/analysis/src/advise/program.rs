@@ -171,7 +171,8 @@ impl Program {
         (self.glibc || self.musl || self.java) && !self.fixed
     }
 
-    /// Returns the reason for which the variable `name` of another allocator has no effect.
+    /// Returns the reason for which the variable `name` of another allocator, of Go or of Java has
+    /// no effect.
     fn without_allocator(&self, name: &str) -> Option<&'static str> {
         let has = |is: fn(&Linked) -> bool| self.others.iter().any(is);
         let (found, why) = if name.ends_with(CONF) {
@@ -183,11 +184,21 @@ impl Program {
         } else if name.starts_with("TCMALLOC_") {
             let found = has(|linked| matches!(linked, Linked::Gperftools));
             (found, "tcmalloc of gperftools is in none of the program's file and libraries")
+        } else if name == "JAVA_TOOL_OPTIONS" {
+            (
+                self.java,
+                "the program is not Java; only Java programs that it starts read the setting",
+            )
+        } else if name.starts_with("GO") {
+            (
+                self.go,
+                "the program is not made by Go; only Go programs that it starts read the setting",
+            )
         } else {
             return None;
         };
         // Without a readable file, no fact is known.
-        let known = self.glibc || self.allocator || self.musl || self.go || self.fixed;
+        let known = self.glibc || self.allocator || self.musl || self.go || self.java || self.fixed;
         (known && !found).then_some(why)
     }
 
@@ -421,8 +432,26 @@ mod tests {
                 of_malloc.contains(on_malloc) && of_malloc.is_empty() == on_malloc.is_empty(),
                 "{of_malloc}"
             );
-            assert_eq!((of(&Apply::WithoutThp), of(&named::gogc(200))), ("", ""));
+            assert_eq!(of(&Apply::WithoutThp), "");
         }
+    }
+
+    #[test]
+    fn settings_of_an_absent_runtime_have_no_effect() {
+        let glibc = Program { glibc: true, ..Program::default() };
+        let go = Program { go: true, ..Program::default() };
+        let java = Program { java: true, glibc: true, ..Program::default() };
+        let has = |program: &Program, apply: &Apply| program.obstacle(apply).is_none();
+        for (apply, program) in [
+            (named::gogc(200), &go),
+            (named::go_frees_lazily(), &go),
+            (named::java_thp(), &java),
+            (named::java_heap(1 << 28), &java),
+        ] {
+            assert!(!has(&glibc, &apply) && has(program, &apply), "{apply:?}");
+            assert!(has(&Program::default(), &apply), "an unknown file");
+        }
+        assert!(!has(&go, &named::java_thp()) && !has(&java, &named::gogc(200)));
     }
 
     #[test]

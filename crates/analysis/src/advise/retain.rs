@@ -136,7 +136,7 @@ mod tests {
         // The average block has 4 pages: no mapping is small enough.
         findings.discards.map_pages = 4 * maps;
         assert_eq!(get(&findings).map(|item| item.saving), Some(1000.0 * 500.0));
-        // The environment has the last word.
+        // The environment overrides the settings in the file.
         findings.program.variables.set("MALLOC_CONF", "retain:true");
         assert!(get(&findings).is_none(), "set by the user");
         findings.program.unretains = false;

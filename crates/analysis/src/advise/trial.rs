@@ -32,7 +32,7 @@ use std::process::ExitStatus;
 /// The bytes of files whose memory is used before each run, at most.
 const MOST_OF_FILES: u64 = 1 << 30;
 
-/// An advice to try, with or without a prediction.
+/// A setting to try, with or without a prediction.
 #[derive(Clone, Copy, Debug)]
 pub struct Tried<'a> {
     /// The name of the advice.
@@ -149,7 +149,7 @@ fn add_pairs(
     cold: Option<&DataFiles>,
     observer: &dyn Observer,
 ) -> Result<(), Error> {
-    // A random order prevents that an advice always follows the same other advice.
+    // A random order prevents that a setting always follows the same other setting.
     let mut random = fastrand::Rng::with_seed(1);
     let memory = memory + cold.map_or(0, |files| of_files(memory, files));
     let mut order: Vec<usize> = (0..trials.len()).collect();
@@ -190,7 +190,7 @@ fn of_files(memory: u64, files: &DataFiles) -> u64 {
     if host::afford("the page cache of the files", all).is_ok() { bytes } else { 0 }
 }
 
-/// The measured effect of an advice, beside its prediction.
+/// The measured effect of a setting, beside its prediction.
 #[derive(Clone, Debug)]
 pub struct Compared<'a> {
     /// The name of the advice.

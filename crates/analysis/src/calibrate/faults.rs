@@ -111,9 +111,9 @@ pub(super) fn failed(error: io::Error) -> Error {
 /// Ways in which a program gets pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// One by one, each by a fault.
+    /// Each page by its own fault.
     Single,
-    /// All by one call, `MADV_POPULATE_WRITE`.
+    /// All pages by one call, `MADV_POPULATE_WRITE`.
     Populated,
     /// One by one, all before the program uses the first.
     Pretouched,

@@ -30,18 +30,29 @@ fn print_allocators(findings: &Findings, out: &mut dyn Write) -> Result<(), CliE
         writeln!(out, " The allocator is {}.", names.join(", or "))?;
     }
     if discards.back() >= FEW {
-        writeln!(
-            out,
-            " {} of MADV_DONTNEED freed {}, and {} of them came back; {} of munmap freed {}, and \
-             {} came back.\n These calls interrupted other CPUs {} at most (TLB shootdowns).",
-            plural(discards.calls, "call"),
-            plural(discards.pages, "page"),
-            grouped(discards.refilled),
-            plural(discards.unmaps, "call"),
-            plural(discards.unmapped, "page"),
-            grouped(discards.remapped),
-            plural(discards.interrupts, "time")
-        )?;
+        let freed = |name, calls, pages, back| {
+            format!(
+                "{} of {name} freed {}, and {} of them came back",
+                plural(calls, "call"),
+                plural(pages, "page"),
+                grouped(back)
+            )
+        };
+        let mut parts = Vec::new();
+        if discards.calls > 0 {
+            parts.push(freed("MADV_DONTNEED", discards.calls, discards.pages, discards.refilled));
+        }
+        if discards.unmaps > 0 {
+            parts.push(freed("munmap", discards.unmaps, discards.unmapped, discards.remapped));
+        }
+        writeln!(out, " {}.", parts.join("; "))?;
+        if discards.interrupts > 0 {
+            writeln!(
+                out,
+                " These calls interrupted other CPUs {} at most (TLB shootdowns).",
+                plural(discards.interrupts, "time")
+            )?;
+        }
     }
     Ok(())
 }
@@ -228,6 +239,13 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("populate file mappings"), "costs 0.084 s: {text}");
+        assert!(!text.contains("0 calls of munmap"), "{text}");
+        let all = Discards { unmaps: 2, unmapped: 3000, remapped: 2500, ..Discards::default() };
+        let before = std::mem::replace(&mut findings.discards, all);
+        let text = printed(&findings);
+        let want = " 2 calls of munmap freed 3000 pages, and 2,500 of them came back.\n 1 fork";
+        assert!(text.contains(want) && !text.contains("MADV_DONTNEED"), "{text}");
+        findings.discards = before;
         let cost = findings.cold_cost.as_mut().expect("above");
         let times = ReadTimes { read: [1e6; 4], around: 1e6, ..times };
         (cost.now, cost.rounds) = (3, vec![times; 6]);

@@ -126,7 +126,15 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
     let running = subject.as_ref().and_then(program_of);
     let input = match (&args.recording, &subject) {
         (Some(file), _) => Some(read(file)?),
-        (None, Some(subject)) => Some(recorded_live(args, subject)?),
+        (None, Some(subject)) => match recorded_live(args, subject)? {
+            Ok(input) => Some(input),
+            Err(program) => {
+                // The recorder has reported that no setting helps.
+                json.complete()?;
+                save.map_or(Ok(()), |save| save.write(&program, &[]))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+        },
         (None, None) => None,
     };
     let (mut source, status) = match input {
@@ -219,6 +227,9 @@ fn advise(
         exported = export.figures(&kept);
     }
     let stacks = export.stacks(&answer, &source.trace);
+    if !args.trial {
+        print::next::print(&answer, &args.program, &mut out)?;
+    }
     let (advice, tried) = if args.trial {
         trial::run(args, &mut meter, (&answer, &data), (&mut out, style), (json, &context))?
     } else {
@@ -254,8 +265,9 @@ fn program_of(subject: &Subject) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/exe", pids.first()?)).ok()
 }
 
-/// Records running processes until a signal, or for the given time.
-fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError> {
+/// Records running processes until a signal, or for the given time. Returns the name of the program
+/// in `Err` if the recording has no page fault.
+fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Result<Input, String>, CliError> {
     let data = temporary()?;
     let live = {
         // A signal ends the recording.
@@ -268,8 +280,13 @@ fn recorded_live(args: &AdviseArgs, subject: &Subject) -> Result<Input, CliError
     for note in &live.recorded.notes {
         say!("faultless: {note}");
     }
+    let has_fault = live.has_fault();
     let trace = live.recorded.trace;
-    Input::of(trace.header.program.clone(), trace)
+    let name = trace.header.program.clone();
+    if !has_fault {
+        return Ok(Err(name));
+    }
+    Input::of(name, trace).map(Ok)
 }
 
 /// Creates the file in which perf records.

@@ -1,5 +1,6 @@
 //! The report on one screen.
 
+pub mod next;
 mod sites;
 
 use super::causes;
@@ -8,12 +9,18 @@ use crate::report::{Style, processes, table};
 use faultless_analysis::advise::answer::{Answer, WORTH, is_size};
 use faultless_analysis::advise::findings::Findings;
 use faultless_analysis::advise::item::{Item, Open, size};
-use faultless_analysis::advise::kernel_time::fault_limit;
+use faultless_analysis::advise::kernel_time::{RELIABLE, fault_limit};
 use faultless_analysis::advise::once::Run;
 use faultless_analysis::advise::time::spent;
 use faultless_analysis::number::{fixed, grouped};
 use std::io::Write;
 
+/// The explanation of settings that depend on the host.
+const TAKEN_BACK: &str = concat!(
+    " The host of a virtual machine can take free memory back (free page reporting, a balloon), and\n",
+    " returns it at the next touch, at a higher cost. `faultless advise --try -- PROGRAM` measures\n",
+    " such a setting; a setting of the whole system also needs --sysfs."
+);
 /// Page walks from which a line is worth the reader's time: some milliseconds.
 const MANY_WALKS: f64 = 1e6;
 /// The share of faults on pages in a cache from which a line is worth the reader's time.
@@ -29,48 +36,83 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
     sites::print(answer, out, style)?;
     let (worth, rest): (Vec<_>, Vec<_>) =
         answer.shown().into_iter().partition(|item| answer.saves(item));
-    print_worth(answer, &worth, out, style)?;
+    print_worth(answer, &worth, depending(answer, &rest), out, style)?;
     print_sizes(answer, out)?;
     print_rest(answer, rest, out)
+}
+
+/// Returns the number of items whose sign depends on the host, and which save enough at best.
+fn depending(answer: &Answer<'_>, rest: &[&Item]) -> usize {
+    let depends =
+        |item: &&&Item| item.depends() && answer.worth(item.saving) && answer.worth(item.at_best);
+    rest.iter().filter(depends).count()
+}
+
+/// Returns the line above the settings if none has a row; `depending` of them depend on the host.
+fn headline(depending: usize) -> String {
+    let share = format!("{:.0} % of the run", 100.0 * WORTH);
+    match depending {
+        0 => format!(" No setting of today's Linux is predicted to save {share}."),
+        1 => format!(
+            " No setting of today's Linux is sure to save {share}; one setting depends on the host, \
+             see below."
+        ),
+        more => format!(
+            " No setting of today's Linux is sure to save {share}; {more} settings depend on the \
+             host, see below."
+        ),
+    }
 }
 
 /// Prints the items that are worth a row each.
 fn print_worth(
     answer: &Answer<'_>,
     worth: &[&Item],
+    depending: usize,
     out: &mut dyn Write,
     style: Style,
 ) -> Result<(), CliError> {
     if worth.is_empty() {
-        writeln!(
-            out,
-            "\n No setting of today's Linux is predicted to save {:.0} % of the run.",
-            100.0 * WORTH
-        )?;
-    }
-    // Prefault by the kernel is reported even if no setting is worth a row.
-    let rows: Vec<_> = worth.iter().copied().chain(&answer.prefault).collect();
-    if !rows.is_empty() {
+        writeln!(out, "\n{}", headline(depending))?;
+    } else {
         let head = ["on today's Linux", "saves", "of the run", "unused memory"].map(str::to_owned);
         let mut table = table::numbers(&head, style);
-        for item in &rows {
+        for item in worth {
             table::row(&mut table, cells(answer, item));
         }
         writeln!(out, "\n{table}\n")?;
-        for item in &rows {
+        for item in worth {
             writeln!(out, " {}: {}", item.name, item.action)?;
-            for remark in &item.remarks {
-                writeln!(out, "   note: {remark}")?;
-            }
+            print_remarks(item, out)?;
         }
+    }
+    // No setting of today's Linux provides prefault by the kernel, so it has no row.
+    if let Some(item) = answer.prefault.as_ref().filter(|item| answer.saves(item)) {
+        let [name, saving, share, unused] = cells(answer, item);
+        writeln!(
+            out,
+            " {name}, predicted to save {saving} ({share}, {unused} unused): {}",
+            item.action
+        )?;
+        print_remarks(item, out)?;
+    }
+    Ok(())
+}
+
+/// Prints the remarks of `item`, a line for each.
+fn print_remarks(item: &Item, out: &mut dyn Write) -> Result<(), CliError> {
+    for remark in &item.remarks {
+        writeln!(out, "   note: {remark}")?;
     }
     Ok(())
 }
 
 /// Prints the sizes of mTHP other than the best.
 fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let sizes: Vec<_> = answer.items.iter().filter(|item| is_size(item)).collect();
-    if sizes.len() > 1 {
+    let mut sizes = answer.items.iter().filter(|item| is_size(item));
+    let best = sizes.next().is_some_and(|item| answer.saves(item));
+    let sizes: Vec<_> = sizes.filter(|item| best && answer.saves(item)).collect();
+    if !sizes.is_empty() {
         let text = |item: &&Item| {
             format!(
                 "{} {} s ({})",
@@ -82,7 +124,7 @@ fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError>
         writeln!(
             out,
             " other sizes of mTHP: {}",
-            sizes[1..].iter().map(text).collect::<Vec<_>>().join(", ")
+            sizes.iter().map(text).collect::<Vec<_>>().join(", ")
         )?;
     }
     Ok(())
@@ -92,14 +134,17 @@ fn print_sizes(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError>
 fn print_rest(answer: &Answer<'_>, rest: Vec<&Item>, out: &mut dyn Write) -> Result<(), CliError> {
     let (costly, little): (Vec<_>, Vec<_>) =
         rest.into_iter().partition(|item| item.saving < 0.0 && answer.worth(item.saving));
+    let mut depends = false;
     for item in costly {
         if item.depends() {
+            depends = true;
             writeln!(
                 out,
-                " depends: {} costs {:.3} s, and saves {:.3} s if the host has not taken the memory back",
+                " depends: {} costs {:.3} s, and saves {:.3} s if the host has not taken the memory back\n   {}",
                 item.name,
                 -item.saving / 1e9,
-                item.at_best / 1e9
+                item.at_best / 1e9,
+                item.action
             )?;
             continue;
         }
@@ -110,6 +155,9 @@ fn print_rest(answer: &Answer<'_>, rest: Vec<&Item>, out: &mut dyn Write) -> Res
             -item.saving / 1e9,
             -100.0 * answer.share(item.saving)
         )?;
+    }
+    if depends {
+        writeln!(out, "{TAKEN_BACK}")?;
     }
     for Open { name, action, why, .. } in &answer.open {
         writeln!(out, " not predicted: {name}: {action}\n   {why}")?;
@@ -143,9 +191,12 @@ fn print_time(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> 
     let spent = spent(answer.findings, &answer.bounded());
     writeln!(
         out,
-        "\n {name}: {:.2} s of {:.2} s ({:.0} %) are spent in {} faults;",
+        "\n {name}: {:.2} s of {:.2} s{} ({:.0} %) are spent in {} faults (predicted: number times cost);",
         spent / 1e9,
         answer.seconds,
+        answer.elapsed.map_or(String::new(), |elapsed| {
+            format!(" processor time ({elapsed:.2} s elapsed)")
+        }),
         100.0 * answer.share(spent),
         grouped(answer.findings.expected_faults())
     )?;
@@ -246,6 +297,10 @@ fn print_run(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
             run.system,
             grouped(run.faults)
         )?,
+        None if answer.elapsed.is_some() => writeln!(
+            out,
+            " Processor time is the time of the recorded processes, which includes the recorder's overhead."
+        )?,
         None => writeln!(
             out,
             " The time of the run is the time of the recording, which includes the recorder's overhead."
@@ -257,6 +312,12 @@ fn print_run(answer: &Answer<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         }
     }
     if let Some(run) = answer.plain {
+        if run.processor < RELIABLE {
+            writeln!(
+                out,
+                " The part in the kernel is uncertain for so short a run: the timer divides the time by samples."
+            )?;
+        }
         if run.thp_off {
             writeln!(
                 out,
@@ -353,6 +414,13 @@ fn describe_page(page: f64, alone: f64, parts: [f64; 3]) -> String {
     let [page, alone] = [page, alone].map(|ns| ns / 1e3);
     let [exception, path, zeroing] = parts.map(|ns| ns / 1e3);
     let parts = format!("exception {exception:.2}, kernel path {path:.2}, zeroing {zeroing:.2}");
+    if page >= alone && exception <= 0.0 {
+        return format!(
+            " A zeroed page costs {page:.2} µs here, and a first touch alone {alone:.2} µs. Its parts are \
+             unknown: a populated page cost as much as\n a touched page, because other programs ran \
+             during the measurement. Savings are uncertain."
+        );
+    }
     if page >= alone {
         let rest = page - alone;
         return format!(
@@ -376,7 +444,7 @@ mod tests {
     use faultless_trace::recordings;
 
     /// Returns the costs of a host with round figures.
-    fn costs() -> Costs {
+    pub(super) fn costs() -> Costs {
         Costs {
             quiet: Faults { touch: 1500.0, populate: 1000.0, call: 100.0 },
             zeroing: 200.0,
@@ -402,6 +470,10 @@ mod tests {
             text.contains("costs 2.50 µs here: exception 1.00, kernel path 0.50, zeroing 0.50")
         );
         assert!(text.ends_with("cold caches and unmapping 0.50."), "{text}");
+        // The parts exceed the first touch, and do not add up.
+        let text = describe_page(1370.0, 1300.0, [0.0, 2000.0, 160.0]);
+        assert!(text.contains("costs 1.37 µs here") && text.contains("are uncertain"), "{text}");
+        assert!(!text.contains("2.00"), "{text}");
         let text = describe_page(500.0, 2000.0, parts);
         assert!(text.contains("0.50 µs here, less than a first touch alone (2.00 µs: "), "{text}");
     }
@@ -438,6 +510,76 @@ mod tests {
     }
 
     #[test]
+    fn other_sizes_have_a_line_only_if_they_save() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let mode = |order| (order, Mode::Never);
+        let sizes = Sizes { all: Some(Mode::Madvise), sizes: [2, 3, 4].map(mode).to_vec(), thp: 9 };
+        let findings = Findings::of(&source, Program::default(), sizes, Shmem::NONE, &());
+        let findings = findings.expect("a valid recording");
+        let mut answer = Answer::new(&findings, costs(), None, &source.trace);
+        answer.items.retain(is_size);
+        assert!(answer.items.len() >= 3, "{:?}", answer.items);
+        let some = answer.seconds * 1e9 / 10.0;
+        let printed = |savings: [f64; 3], answer: &mut Answer<'_>| {
+            answer.items.truncate(3);
+            answer.items.iter_mut().zip(savings).for_each(|(item, saving)| item.saving = saving);
+            let mut out = Vec::new();
+            print_sizes(answer, &mut out).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        assert_eq!(printed([0.0; 3], &mut answer), "");
+        assert_eq!(printed([some, 0.0, 0.0], &mut answer), "");
+        let text = printed([some, some / 2.0, 0.0], &mut answer);
+        assert!(text.contains("other sizes of mTHP") && !text.contains(", "), "{text}");
+    }
+
+    #[test]
+    fn settings_that_depend_on_the_host_are_counted_and_explained() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let sizes = Sizes { all: Some(Mode::Madvise), sizes: vec![(4, Mode::Never)], thp: 9 };
+        let findings = Findings::of(&source, Program::default(), sizes, Shmem::NONE, &());
+        let findings = findings.expect("a valid recording");
+        let mut answer = Answer::new(&findings, costs(), None, &source.trace);
+        let some = answer.seconds * 1e9 / 10.0;
+        answer.items.truncate(1);
+        let item = &mut answer.items[0];
+        (item.name, item.action) = ("shared memory on THP".into(), "echo always > file".into());
+        let printed = |saving, at_best, answer: &mut Answer<'_>| {
+            (answer.items[0].saving, answer.items[0].at_best) = (saving, at_best);
+            let mut out = Vec::new();
+            print(answer, &mut out, Style { terminal: false, width: 100 }).expect("memory");
+            String::from_utf8(out).expect("text")
+        };
+        let text = printed(-some, some, &mut answer);
+        for part in
+            ["one setting depends on the host", "echo always > file", " The host of a virtual"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = printed(-some, -some, &mut answer);
+        assert!(text.contains("is predicted to save 1 % of the run."), "{text}");
+        assert!(!text.contains("free page reporting"), "{text}");
+    }
+
+    #[test]
+    fn kernel_part_of_a_short_run_is_reported_as_uncertain() {
+        let recording = recordings::find("python").expect("a bundled recording");
+        let source = Source::shipped(recording).expect("a valid recording");
+        let findings = Findings::of(&source, Program::default(), Sizes::none(9), Shmem::NONE, &());
+        let findings = findings.expect("a valid recording");
+        for (processor, expected) in [(0.05, true), (1.1, false)] {
+            let run = Run { processor, ..run(0.03, 24_000) };
+            let answer = Answer::new(&findings, costs(), Some(run), &source.trace);
+            let mut out = Vec::new();
+            print_run(&answer, &mut out).expect("memory");
+            let text = String::from_utf8(out).expect("text");
+            assert_eq!(text.contains("uncertain for so short a run"), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn prefault_by_the_kernel_is_reported_without_other_advice() {
         let recording = recordings::find("python").expect("a bundled recording");
         let source = Source::shipped(recording).expect("a valid recording");
@@ -451,11 +593,16 @@ mod tests {
             print(answer, &mut out, Style { terminal: false, width: 100 }).expect("memory");
             String::from_utf8(out).expect("text")
         };
-        let (none, kernel) = ("No setting of today's Linux", "prefault by the kernel: no setting");
+        let (none, kernel) =
+            ("No setting of today's Linux", " prefault by the kernel, predicted to save ");
         let text = printed(&answer);
         assert!(text.contains(kernel) && !text.contains(none), "{text}");
+        assert!(!text.contains("| prefault by the kernel"), "{text}");
         answer.items.clear();
         let text = printed(&answer);
         assert!(text.contains(kernel) && text.contains(none), "{text}");
+        answer.prefault.as_mut().expect("above").saving = 0.0;
+        let text = printed(&answer);
+        assert!(!text.contains(kernel) && text.contains(none), "{text}");
     }
 }

@@ -88,15 +88,54 @@ pub fn record(
     })?;
     drop(reading);
     drop(progress);
+    for pid in &live.ended {
+        say!("faultless: {}", end_of(*pid, subject, live.seconds));
+    }
+    if !live.has_fault() {
+        say!("faultless: {}", without_fault(live.seconds));
+    }
+    let used = match live.usage {
+        Some(usage) => {
+            format!("{:.2} s, with the cost of recording", usage.user + usage.system)
+        }
+        None => "an unknown time, because one of them has ended".to_owned(),
+    };
     say!(
         "faultless: recorded {:.1} s: {:.0} events a second; the recorder took {:.2} s of \
-         processor time ({:.1} % of a CPU), and the recorded processes {:.2} s, with the cost of \
-         recording",
+         processor time ({:.1} % of a CPU), and the recorded processes {used}",
         live.seconds,
         live.rate(),
         live.recorder,
         100.0 * live.recorder / live.seconds.max(1e-3),
-        live.usage.user + live.usage.system,
     );
     Ok(live)
+}
+
+/// Describes the end of the process `pid`, of `subject`, within a recording of this number of
+/// seconds. A recording of one process ends with the process.
+fn end_of(pid: i32, subject: &Subject, seconds: f64) -> String {
+    match subject {
+        Subject::Processes(pids) if pids.len() == 1 => {
+            format!("PID {pid} ended after {seconds:.1} s")
+        }
+        _ => format!("PID {pid} ended during the recording"),
+    }
+}
+
+/// Describes a recording of running processes without a page fault.
+fn without_fault(seconds: f64) -> String {
+    format!("no page fault in {seconds:.1} s: no setting of memory saves time in such a period")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_a_single_process_has_a_time() {
+        let one = end_of(123, &Subject::Processes(vec![123]), 0.84);
+        assert_eq!(one, "PID 123 ended after 0.8 s");
+        let several = end_of(123, &Subject::Processes(vec![7, 123]), 0.84);
+        assert_eq!(several, "PID 123 ended during the recording");
+    }
 }

@@ -126,11 +126,30 @@ fn report(output: &Path, recorded: &Recorded) {
     if let Some(table) = processes::table(&recorded.trace.processes_by_faults(), None, style) {
         say!("{table}");
     }
+    let summary = recorded.trace.summary();
+    if summary.user_faults + summary.kernel_faults == 0 {
+        return;
+    }
     let replay = match recorded.trace.header.every_fault() {
         Ok(()) => format!("faultless replay {file} --policies, or "),
         Err(_) => String::new(),
     };
     say!("next: {replay}faultless advise {file}");
+}
+
+/// Returns the remedy for the `error` of a command line `words` with a program that `--` does not
+/// precede; `None` for other errors.
+pub fn without_dashes(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+    if error.kind() != ErrorKind::UnknownArgument || find_program(word.as_ref()).is_err() {
+        return None;
+    }
+    let at = words.iter().position(|other| other == OsStr::new(word))?;
+    let mut all: Vec<_> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    all.insert(at, "--".to_owned());
+    all[0] = "faultless".to_owned();
+    Some(format!("{word}: this is a program: put -- before it: {}", all.join(" ")))
 }
 
 /// Returns the error for a program that does not exist, or cannot be executed.
@@ -218,4 +237,27 @@ fn named_for(text: &str, data: &Path, output: &Path) -> String {
 pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| SIGNALLED + signal));
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Args;
+    use clap::Parser;
+
+    #[test]
+    fn program_without_dashes_is_named_as_a_program() {
+        let why = |words: &[&str]| {
+            let error = Args::try_parse_from(words).expect_err("wrong arguments");
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            without_dashes(&error, &words)
+        };
+        let want =
+            "/bin/sh: this is a program: put -- before it: faultless record -o x -- /bin/sh -c :";
+        let got = why(&["bin/faultless", "record", "-o", "x", "/bin/sh", "-c", ":"]);
+        assert_eq!(got.as_deref(), Some(want));
+        assert!(why(&["faultless", "run", "--apply", "no-thp", "/bin/sh"]).is_some());
+        assert_eq!(why(&["faultless", "record", "/no/such/program"]), None);
+        assert_eq!(why(&["faultless", "record", "--no-such-option"]), None);
+    }
 }

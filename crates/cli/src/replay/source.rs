@@ -123,7 +123,11 @@ fn some_fault(file: &Path, trace: &Trace) -> Result<(), CliError> {
         return Ok(());
     }
     let notes: String = trace.header.notes.iter().map(|note| format!("\n- {note}")).collect();
-    let why = format!("{}: the recording has no page fault{notes}", file.display());
+    let why = format!(
+        "{}: the recording has no page fault: no setting of memory saves time in its period, and a \
+         replay has no fault to repeat{notes}",
+        file.display()
+    );
     Err(CliError::Usage(why))
 }
 

@@ -42,7 +42,7 @@ faultless run [OPTIONS] <--apply ADVICE,...|--advice FILE> -- <CMD>...
        faultless run [OPTIONS] <--apply ADVICE,...|--advice FILE> --print <FORM>")]
 #[command(after_help = help())]
 pub struct RunArgs {
-    /// Apply these advices, named as in the list below; repeatable
+    /// Apply these settings, named as in the list below; repeatable
     #[arg(long, value_name = "ADVICE", value_delimiter = ',')]
     pub apply: Vec<Named>,
     /// Apply the advice in FILE, written by `faultless advise --save FILE`
@@ -77,7 +77,7 @@ fn help() -> String {
     text + "\n" + EXAMPLES
 }
 
-/// An advice with the name by which the user knows it.
+/// A setting with the name by which the user knows it.
 #[derive(Debug)]
 struct Given {
     name: String,
@@ -151,7 +151,7 @@ fn given(args: &RunArgs) -> Result<Vec<Given>, CliError> {
     Ok(all)
 }
 
-/// Checks that the library can be preloaded into `program`, if an advice needs the library.
+/// Checks that the library can be preloaded into `program`, if a setting needs the library.
 ///
 /// # Errors
 /// The library cannot be preloaded. The error names the advice that applies without the library.

@@ -7,6 +7,22 @@ use std::io;
 pub const AROUND_ON: &str = "fault-around is still on";
 const FAULT_AROUND: &str = "/sys/kernel/debug/fault_around_bytes";
 
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// Returns the remedy for a refusal to root, from the contents of the file of lockdown. The file
+/// has the mode in brackets.
+fn remedy_of_root(lockdown: Option<&str>) -> &'static str {
+    match lockdown {
+        Some(mode) if !mode.contains("[none]") => {
+            "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)"
+        }
+        _ => {
+            "none is known: the kernel refuses the change also to root, as in a container or with a \
+             security module"
+        }
+    }
+}
+
 /// Fault-around, turned off until this is dropped.
 pub(super) struct FaultAround {
     /// The value to restore.
@@ -37,9 +53,7 @@ impl FaultAround {
                 }
                 Some(libc::EROFS) => "`sudo mount -o remount,rw /sys/kernel/debug`",
                 // Root gets this error, too.
-                Some(libc::EPERM) => {
-                    "a kernel without lockdown (`cat /sys/kernel/security/lockdown`)"
-                }
+                Some(libc::EPERM) => remedy_of_root(fs::read_to_string(LOCKDOWN).ok().as_deref()),
                 _ => "record as root",
             };
             format!(
@@ -55,6 +69,22 @@ impl Drop for FaultAround {
         if let Some(saved) = &self.saved {
             // A failure cannot be handled here. The value is visible in debugfs.
             let _ = fs::write(FAULT_AROUND, saved.trim());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lockdown_is_named_only_where_it_is_on() {
+        for (mode, named) in [
+            (Some("none [integrity] confidentiality\n"), true),
+            (Some("[none] integrity confidentiality\n"), false),
+            (None, false),
+        ] {
+            assert_eq!(remedy_of_root(mode).contains("lockdown"), named, "{mode:?}");
         }
     }
 }

@@ -11,6 +11,7 @@
 use super::huge::HugePages;
 use super::rate::{MOST_OMITTED, next_period};
 use super::signals::{self, Signals};
+use super::usage::{Usage, children_time};
 use super::{HUGE_ON, Limits, RecordError, Recorded, Setup, not_read, until_signal};
 use crate::event::{Kind, MAX_RESIDENT, Trace};
 use crate::perf::{Running, is_hidden, is_unended};
@@ -55,6 +56,14 @@ pub enum Subject {
     System,
 }
 
+impl Subject {
+    /// Returns the named processes that have ended.
+    fn ended(&self) -> Vec<i32> {
+        let Self::Processes(pids) = self else { return Vec::new() };
+        pids.iter().copied().filter(|pid| Usage::of(*pid).is_none()).collect()
+    }
+}
+
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -77,15 +86,6 @@ pub enum Progress {
     Reads(f64),
 }
 
-/// The processor time of the recorded processes during the recording, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
-    /// In the program.
-    pub user: f64,
-    /// In the kernel, with the cost of recording.
-    pub system: f64,
-}
-
 /// A finished recording of running processes.
 #[derive(Debug)]
 pub struct Live {
@@ -95,11 +95,20 @@ pub struct Live {
     pub seconds: f64,
     /// Processor time of perf, in seconds.
     pub recorder: f64,
-    /// Processor time of the processes that ran from the start of the recording to its end.
-    pub usage: Usage,
+    /// Processor time of the recorded processes, with their children that have ended; `None` if one
+    /// of the processes has ended, whose time is unknown.
+    pub usage: Option<Usage>,
+    /// The named processes that have ended.
+    pub ended: Vec<i32>,
 }
 
 impl Live {
+    /// Returns whether the recording has a page fault.
+    pub fn has_fault(&self) -> bool {
+        let mut events = self.recorded.trace.events.iter();
+        events.any(|event| matches!(event.kind, Kind::Fault { .. }))
+    }
+
     /// Returns the events for each second, with the omitted faults.
     pub fn rate(&self) -> f64 {
         let Trace { header, events, .. } = &self.recorded.trace;
@@ -126,7 +135,6 @@ impl Setup {
         limits: Limits,
         mut progress: impl FnMut(Progress),
     ) -> Result<Live, RecordError> {
-        let wrong = |why: String| RecordError::Subject(subject.to_string(), why);
         let run = |error| RecordError::Run(self.perf.display().to_string(), error);
         let mut before = children_time();
         let (mut period, mut rate) = (1, None);
@@ -147,7 +155,8 @@ impl Setup {
         };
         let Session { mut perf, begun, start, enabled_ns, snapshots, unread, used } = session;
         let seconds = start.elapsed().as_secs_f64();
-        let usage = Chosen::since(&used);
+        let usage = Usage::since(&used);
+        let ended = subject.ended();
         let status = perf.end().map_err(run)?;
         if !begun || !(status.success() || status.signal() == Some(libc::SIGINT)) {
             return Err(RecordError::Perf(status, perf.message()));
@@ -156,13 +165,24 @@ impl Setup {
         let running = Running { snapshots: &snapshots, enabled_ns, own: &own };
         let mut read = |share| progress(Progress::Reads(share));
         let trace = crate::perf::read_live(output, running, &mut until_signal(&mut read));
-        let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
-        let counts = trace.summary();
-        if counts.user_faults + counts.kernel_faults == 0 {
-            let why = format!("no page fault in {seconds:.1} s; a longer time may have some");
-            return Err(wrong(why));
+        let trace = trace.map_err(|error| not_read(status, output, &error))?;
+        let mut live = Live {
+            recorded: Recorded { trace, status, left: Vec::new(), notes: Vec::new() },
+            seconds,
+            recorder: children_time() - before,
+            usage,
+            ended,
+        };
+        if let Some(pid) = live.ended.first().filter(|_| !live.has_fault()) {
+            let why = format!(
+                "PID {pid} ended after {seconds:.1} s, without a page fault. Remedy: record the \
+                 program from its start: faultless record -- PROGRAM"
+            );
+            return Err(RecordError::Subject(subject.to_string(), why));
         }
+        let trace = &mut live.recorded.trace;
         let header = &mut trace.header;
+        header.processor_us = usage.map_or(0, Usage::micros);
         header.made = format!("faultless record {subject}; {}", header.made);
         header.made.truncate(header.made.floor_char_boundary(4096));
         let huge = HugePages::find().live_note();
@@ -190,8 +210,8 @@ impl Setup {
         trace.header.notes.extend(notes.clone());
         notes.extend(parts);
         notes.extend(trace.header.loss());
-        let recorded = Recorded { trace, status, left: Vec::new(), notes };
-        Ok(Live { recorded, seconds, recorder: children_time() - before, usage })
+        live.recorded.notes = notes;
+        Ok(live)
     }
 }
 
@@ -236,7 +256,7 @@ impl Setup {
         }
         let (start, enabled_ns) = (Instant::now(), now_ns());
         let (mut snapshots, mut unread) = (Vec::new(), 0);
-        let used = chosen.usage();
+        let used = Usage::of_each(chosen.pids());
         if begun {
             (snapshots, unread) = chosen.snapshots().map_err(wrong)?;
         }
@@ -461,7 +481,7 @@ impl Chosen {
 
     /// Returns whether all processes still run.
     fn runs(&self) -> bool {
-        self.pids().iter().all(|pid| usage(*pid).is_some())
+        self.pids().iter().all(|pid| Usage::of(*pid).is_some())
     }
 
     fn pids(&self) -> &[i32] {
@@ -506,23 +526,6 @@ impl Chosen {
             }
         }
         Ok((all, unread))
-    }
-
-    /// Returns the processor time of each process so far.
-    fn usage(&self) -> HashMap<i32, Usage> {
-        self.pids().iter().filter_map(|pid| Some((*pid, usage(*pid)?))).collect()
-    }
-
-    /// Returns the processor time since `before`, of the processes that still run.
-    fn since(before: &HashMap<i32, Usage>) -> Usage {
-        let mut sum = Usage::default();
-        for (pid, before) in before {
-            if let Some(now) = usage(*pid) {
-                sum.user += (now.user - before.user).max(0.0);
-                sum.system += (now.system - before.system).max(0.0);
-            }
-        }
-        sum
     }
 }
 
@@ -590,25 +593,6 @@ fn with_descendants(pids: &[i32]) -> Vec<i32> {
         at += 1;
     }
     all
-}
-
-/// Returns the processor time of the process `pid` so far.
-fn usage(pid: i32) -> Option<Usage> {
-    let stat = Process::new(pid).ok()?.stat().ok()?;
-    let ticks = procfs::ticks_per_second() as f64;
-    Some(Usage { user: stat.utime as f64 / ticks, system: stat.stime as f64 / ticks })
-}
-
-/// Returns the processor time of all children that have ended, in seconds.
-fn children_time() -> f64 {
-    // SAFETY: all zeros are a valid value, which the call overwrites.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
 #[cfg(test)]

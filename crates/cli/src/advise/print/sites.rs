@@ -13,6 +13,8 @@ use std::io::Write;
 
 /// The share of the time of all call sites below which a call site has no row.
 const LEAST: f64 = 0.005;
+/// The saving in nanoseconds below which a change would be printed as 0.
+const PRINTED: f64 = 5e5;
 /// Calls with a place each, for each call site.
 const CALLS: usize = 3;
 /// The columns of a label. Names of templates and closures are longer.
@@ -63,13 +65,19 @@ fn described(site: &Site) -> String {
         Some(caller) => format!("called by {}: ", short(short_name(caller))),
         None => String::new(),
     };
-    let change = match &site.change {
-        Some(change) => {
-            format!("{} (predicted to save {} s)", change.action, fixed(change.saving / 1e9, 3))
+    let change = site.change.as_ref().map(|change| (&*change.action, change.saving));
+    format!("{caller}{}{}", described_change(change), copies(site.copied))
+}
+
+/// Describes a change by its action and its saving in nanoseconds.
+fn described_change(change: Option<(&str, f64)>) -> String {
+    match change {
+        Some((action, saving)) if saving >= PRINTED => {
+            format!("{action} (predicted to save {} s)", fixed(saving / 1e9, 3))
         }
-        None => "no setting helps here".to_owned(),
-    };
-    format!("{caller}{change}{}", copies(site.copied))
+        Some(_) => "no change is worth it".to_owned(),
+        None => "no change of this code helps".to_owned(),
+    }
 }
 
 /// Describes the calls that created or freed the memory of a call site, the largest memory first,
@@ -125,6 +133,13 @@ mod tests {
             text,
             "; 1724 pages copied after a fork (6 MiB): 700 by parents and 1,024 by children"
         );
+    }
+
+    #[test]
+    fn change_below_the_printed_precision_is_not_worth_it() {
+        assert_eq!(described_change(Some(("reuse", 2e6))), "reuse (predicted to save 0.002 s)");
+        assert_eq!(described_change(Some(("reuse", 4e5))), "no change is worth it");
+        assert_eq!(described_change(None), "no change of this code helps");
     }
 
     #[test]
