@@ -41,6 +41,7 @@ pub mod footprint;
 pub mod fork;
 pub mod keep;
 pub mod lackey;
+pub mod loan;
 mod page_set;
 pub mod perf;
 pub mod plan;

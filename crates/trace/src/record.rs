@@ -9,7 +9,8 @@
 //! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and
 //!   exec), because a huge page hides 511 first touches;
 //! - with fault-around off (`fault_around_bytes` in debugfs), because it maps up to sixteen pages
-//!   of a file in one fault. This setting affects the whole system, and is restored when perf ends.
+//!   of a file in one fault. This setting affects the whole system, and is restored when perf ends,
+//!   also if the recorder is killed. Recordings at the same time share the setting.
 //!   If the setting cannot be written, a warning is printed, and the recording has too few first
 //!   touches of file pages.
 
@@ -325,10 +326,10 @@ impl Setup {
         let forwarder = signals.forward(pid);
         signals::await_end(perf.id());
         drop(forwarder);
-        drop(around);
         let status = perf.wait().map_err(run)?;
         let left = survivors.find(pid);
         drop(survivors);
+        drop(around);
         let trace = crate::read_watched(output, &mut until_signal(&mut read));
         let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
         let unended = trace.header.notes.iter().find(|note| is_unended(note)).cloned();
