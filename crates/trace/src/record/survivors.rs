@@ -2,6 +2,7 @@
 //! process.
 
 use super::signals::children;
+use crate::names::listed;
 use std::fs;
 use std::ptr;
 
@@ -58,7 +59,7 @@ pub(super) fn note(names: &[String]) -> Option<String> {
             "the recording ends with the program's first process; other processes of the program \
              still run and are not recorded further: {}. Remedy: start the program in the \
              foreground (for example `nginx -g 'daemon off;'`)",
-            names.join(", ")
+            listed(names.to_vec())
         )
     })
 }
@@ -94,5 +95,7 @@ mod tests {
         let note = note(&names).unwrap();
         assert!(note.contains("still run") && note.contains("in the foreground"), "{note}");
         assert_eq!(super::note(&[]), None);
+        let many: Vec<_> = (0..900).map(|at| format!("worker-{at}")).collect();
+        assert!(super::note(&many).is_some_and(|note| note.len() < 400));
     }
 }
