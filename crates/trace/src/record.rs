@@ -32,7 +32,7 @@ pub use signals::Signals;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::{Architecture, is_hidden, is_unended};
+use crate::perf::{Architecture, is_cut, is_hidden, is_unended};
 pub use around::AROUND_ON;
 use around::FaultAround;
 use huge::HugePages;
@@ -347,7 +347,7 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
-        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note) || is_cut(note);
         let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
         notes.extend(parts);

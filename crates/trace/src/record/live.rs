@@ -13,7 +13,7 @@ use super::rate::{MOST_OMITTED, next_period};
 use super::signals::{self, Signals};
 use super::{HUGE_ON, Limits, RecordError, Recorded, Setup, not_read, until_signal};
 use crate::event::{Kind, MAX_RESIDENT, Trace};
-use crate::perf::{Running, is_hidden, is_unended};
+use crate::perf::{Running, is_cut, is_hidden, is_unended};
 use crate::resident::{Snapshot, now_ns};
 use procfs::process::{Process, all_processes};
 use std::collections::{HashMap, HashSet};
@@ -167,7 +167,7 @@ impl Setup {
         header.made.truncate(header.made.floor_char_boundary(4096));
         let huge = HugePages::find().live_note();
         header.thp = if huge.is_some() { HUGE_ON } else { "on by request" }.to_owned();
-        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note) || is_cut(note);
         let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         let mut notes = notes(&snapshots, unread);
         notes.extend(huge);
