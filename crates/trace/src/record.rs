@@ -391,20 +391,29 @@ fn not_read(status: ExitStatus, output: &Path, error: &Error) -> RecordError {
 /// Returns the reason for which perf did not write the file `output`, since perf does not report
 /// it: the error of a write to the file, or otherwise the error in its contents.
 fn why_not_written(output: &Path, unreadable: &Error) -> String {
-    let more = || fs::File::options().append(true).open(output)?.write_all(&[0; PROBE]);
-    match more() {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-            let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
-            let dir = dir.unwrap_or(Path::new("."));
-            format!(
-                "{error}: the file system of {} is full\n  remedy: free space there, or record \
-                 to another file system (-o FILE; TMPDIR for advise)",
-                dir.display()
-            )
-        }
+    no_space(output).unwrap_or_else(|| match more(output) {
         Err(error) => error.to_string(),
         Ok(()) => unreadable.reason.clone(),
-    }
+    })
+}
+
+/// Returns the reason and the remedy if the file system of `output` is full.
+fn no_space(output: &Path) -> Option<String> {
+    let error = more(output).err()?;
+    (error.raw_os_error() == Some(libc::ENOSPC)).then(|| {
+        let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = dir.unwrap_or(Path::new("."));
+        format!(
+            "{error}: the file system of {} is full\n  remedy: free space there, or record to \
+             another file system (-o FILE; TMPDIR for advise)",
+            dir.display()
+        )
+    })
+}
+
+/// Writes some bytes behind the contents of `output`.
+fn more(output: &Path) -> io::Result<()> {
+    fs::File::options().append(true).open(output)?.write_all(&[0; PROBE])
 }
 
 /// The facts that determine the way to record.
@@ -668,6 +677,14 @@ mod tests {
             assert!(matches!(error, RecordError::Run(ref what, _) if what == name), "{error}");
         }
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn full_file_system_is_named_with_a_remedy() {
+        let why = no_space(Path::new("/dev/full")).unwrap();
+        assert!(why.contains("of /dev is full") && why.contains("remedy: free space"), "{why}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(no_space(file.path()), None);
     }
 
     #[test]
