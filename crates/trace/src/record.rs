@@ -689,6 +689,7 @@ mod tests {
 
     #[test]
     fn recorded_program_starts_without_blocked_signals() {
+        let _alone = survivors::alone();
         // Held twice, as if the caller held them too.
         let _held = [Signals::hold(), Signals::hold()];
         let mut command = Command::new("cat");

@@ -243,11 +243,13 @@ mod tests {
             (names > 0, notes.len())
         };
         let padded = [&own[..], &[0; 4]].concat();
+        let longer = [&own[..], &[1; 4]].concat();
         let mut other = own.clone();
         other[0] ^= 1;
         assert_eq!(named(None), (true, 0));
         assert_eq!(named(Some(own)), (true, 0));
         assert_eq!(named(Some(padded)), (true, 0));
+        assert_eq!(named(Some(longer)), (false, 1));
         assert_eq!(named(Some(other)), (false, 1));
     }
 }

@@ -81,6 +81,13 @@ fn unended_file_is_read_up_to_its_last_whole_record() {
 }
 
 #[test]
+fn process_lives_until_its_last_thread_ends() {
+    let trace = of(&Made::of_threads(VERSIONS[1]).file(Packing::None)).unwrap();
+    // The two processes of the run, and one with three threads.
+    assert_eq!((trace.processes.len(), trace.threads.len()), (3, 5));
+}
+
+#[test]
 fn recording_is_cut_at_the_most_threads() {
     let of = |count| of(&Made::of_processes(VERSIONS[1], count).file(Packing::None)).unwrap();
     let cut = |trace: &Trace| trace.header.notes.iter().any(|note| note.contains("is cut at"));

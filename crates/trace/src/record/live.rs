@@ -721,6 +721,7 @@ mod tests {
 
     #[test]
     fn perf_ends_by_an_interrupt_that_this_process_ignores() {
+        let _alone = super::super::survivors::alone();
         let mut command = Command::new("cat");
         command.arg("/proc/self/status");
         // SAFETY: the closure makes one call, which is async-signal-safe.
@@ -739,6 +740,7 @@ mod tests {
 
     #[test]
     fn perf_ends_with_its_recorder() {
+        let _alone = super::super::survivors::alone();
         let start = || {
             let mut command = Command::new("sleep");
             follow(command.arg("600"));
@@ -751,6 +753,7 @@ mod tests {
 
     #[test]
     fn perf_that_ignores_signals_is_killed() {
+        let _alone = super::super::survivors::alone();
         let mut shell = Command::new("sh");
         shell.args(["-c", "trap '' INT TERM; echo; while :; do sleep 0.1; done"]);
         let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -770,6 +773,7 @@ mod tests {
 
     #[test]
     fn descendants_follow_their_ancestors() {
+        let _alone = super::super::survivors::alone();
         let mut child = Command::new("sh").args(["-c", "sleep 60; true"]).spawn().unwrap();
         let own = std::process::id() as i32;
         let pid = child.id().cast_signed();

@@ -64,13 +64,43 @@ pub(super) fn note(names: &[String]) -> Option<String> {
     })
 }
 
+/// Held by tests that start processes, because [`Survivors::find`] reaps processes of other tests.
+#[cfg(test)]
+pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
     #[test]
+    fn earlier_children_are_not_survivors() {
+        let _alone = alone();
+        let dir = tempfile::tempdir().unwrap();
+        let sleep = crate::record::find_program("sleep".as_ref()).unwrap();
+        let start = |name: &str| {
+            let file = dir.path().join(name);
+            std::os::unix::fs::symlink(&sleep, &file).unwrap();
+            Command::new(file).arg("600").spawn().unwrap()
+        };
+        let mut earlier = start("earlier");
+        let survivors = Survivors::watch();
+        let mut later = start("later");
+        let names = survivors.find(0);
+        for child in [&mut earlier, &mut later] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let has = |name: &str| names.iter().any(|it| it == name);
+        assert!(has("later") && !has("earlier"), "{names:?}");
+    }
+
+    #[test]
     fn surviving_process_is_named() {
+        let _alone = alone();
         let survivors = Survivors::watch();
         // The shell ends at once; the sleep has no parent then.
         let mut shell = Command::new("sh");

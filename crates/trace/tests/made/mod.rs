@@ -196,6 +196,23 @@ impl Made {
         made
     }
 
+    /// Returns the run of faults, with a process of which one thread ends before another has a
+    /// fault.
+    pub fn of_threads(version: Version) -> Self {
+        let mut made = Self::of_faults(version);
+        let task = |kind, (pid, parent): (u32, u32), tid, time: u64| {
+            let fields = words(&[pair(pid, parent), pair(tid, parent), time]);
+            record(kind, 0, &[fields, made.trailer(pid, tid, time)].concat())
+        };
+        let mut records = task(FORK, (500, 100), 500, 20_000);
+        records.extend(task(FORK, (500, 500), 501, 21_000));
+        records.extend(task(EXIT, (500, 500), 501, 22_000));
+        let fields = made.fields(0, (500, 502), 23_000, START);
+        records.extend(record(SAMPLE, 2, &words(&fields)));
+        made.records.extend(records);
+        made
+    }
+
     /// Returns the run of faults, with the starts of `count` processes and a fault of the last.
     pub fn of_processes(version: Version, count: u32) -> Self {
         let mut made = Self::of_faults(version);
