@@ -226,9 +226,9 @@ impl Loan {
     pub fn permit(order: u8, observer: &dyn Observer) -> Result<Option<Self>, Error> {
         let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
         // Read under the lock, because the earlier value may have been set by another command.
-        let changes = [(&*size_file(order), "madvise")];
-        let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
-        Self::keep(turn, changes).map(Some)
+        let file = size_file(order);
+        let change = permission(Sizes::read().mode(order)).map(|value| (&*file, value));
+        Self::keep(turn, change.as_slice()).map(Some)
     }
 
     /// Permits programs to request huge pages in shared memory, unless such requests are permitted
@@ -259,6 +259,11 @@ impl Loan {
         })?;
         Ok(Self { _lent: lent })
     }
+}
+
+/// Returns the value that permits requests; `None` if `mode` permits requests already.
+fn permission(mode: Mode) -> Option<&'static str> {
+    (mode == Mode::Never).then_some("madvise")
 }
 
 #[cfg(test)]
@@ -320,6 +325,12 @@ mod tests {
         write("advise");
         let large = Shmem::below(dir.path(), 17);
         assert_eq!((large.mode, large.file), (Madvise, Some(all.clone())));
+    }
+
+    #[test]
+    fn permission_changes_only_a_setting_without_requests() {
+        let values = [Mode::Always, Mode::Madvise, Mode::Never].map(permission);
+        assert_eq!(values, [None, None, Some("madvise")]);
     }
 
     #[test]
