@@ -42,7 +42,7 @@ const BIRTHS: [Birth; 3] = [Birth::Thread, Birth::Fork, Birth::Vfork];
 ///
 /// # Errors
 /// The trace does not pass [`Trace::check`], has a string above 4,096 bytes, or is larger than the
-/// format allows.
+/// format allows. Longer notes are shortened.
 pub fn encode(path: &Path, trace: &Trace) -> Result<Vec<u8>, Error> {
     trace.check().map_err(|(event, reason)| unchecked(path, event, reason))?;
     let writer = Writer::new(Fields::of(trace.header.recorded));
@@ -246,7 +246,9 @@ impl Writer {
             self.varint(number);
         }
         self.varint(notes.len() as u64);
-        notes.iter().try_for_each(|note| self.string(note))?;
+        for note in notes {
+            self.string(&note[..note.floor_char_boundary(MAX_STRING)])?;
+        }
         self.varint(trace.processes.len() as u64);
         for process in &trace.processes {
             self.varint(process.parent.map_or(0, |parent| u64::from(parent) + 1));

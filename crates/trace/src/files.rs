@@ -353,6 +353,17 @@ mod tests {
     }
 
     #[test]
+    fn hit_in_the_page_cache_permits_sixteen_misses() {
+        let (len, backing) = (1 << 30, Backing::SharedFile);
+        let map = Kind::Map { start: START, len, prot: Prot::READ, flags: 1, backing };
+        let distant = |n: u64| (n * 1000 + 500, Access::Read);
+        // The hit is the page behind the last miss.
+        let hit = (89 * 1000 + 501, Access::Read);
+        let got = of(map, (0..90).map(distant).chain([hit]).chain((90..150).map(distant)));
+        assert_eq!((got.cold[0].around, got.cold[0].single), (116, 34));
+    }
+
+    #[test]
     fn fault_of_a_recording_with_fault_around_uses_all_pages_around() {
         let fault = |n: u64| Kind::first(START + n * 16 * PAGE_SIZE, Access::Read);
         let events = [map(Prot::READ)].into_iter().chain((0..64).map(fault));

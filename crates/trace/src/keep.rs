@@ -312,6 +312,16 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_the_program_below_the_heap_are_not_held() {
+        let brk = |pages: u64| Kind::Brk { end: START + pages * PAGE_SIZE };
+        let mut events = vec![brk(8)];
+        events.extend(touch(0, 5));
+        events.push(brk(48));
+        events.extend(touch(8, 10));
+        assert_eq!(with(&events).peak_held, 10);
+    }
+
+    #[test]
     fn arenas_of_threads_are_held_until_they_are_unmapped() {
         let start = START + (1 << 30);
         let reserve = |start| {

@@ -41,6 +41,8 @@ pub mod footprint;
 pub mod fork;
 pub mod keep;
 pub mod lackey;
+pub mod loan;
+mod names;
 mod page_set;
 pub mod perf;
 pub mod plan;

@@ -9,7 +9,8 @@
 //! - with huge pages off *for that program* (`PR_SET_THP_DISABLE`, inherited through fork and
 //!   exec), because a huge page hides 511 first touches;
 //! - with fault-around off (`fault_around_bytes` in debugfs), because it maps up to sixteen pages
-//!   of a file in one fault. This setting affects the whole system, and is restored when perf ends.
+//!   of a file in one fault. This setting affects the whole system, and is restored when perf ends,
+//!   also if the recorder is killed. Recordings at the same time share the setting.
 //!   If the setting cannot be written, a warning is printed, and the recording has too few first
 //!   touches of file pages.
 
@@ -33,7 +34,7 @@ pub use usage::Usage;
 use crate::STOPPED;
 use crate::error::Error;
 use crate::event::Trace;
-use crate::perf::{Architecture, is_hidden, is_unended};
+use crate::perf::{Architecture, is_cut, is_hidden, is_unended};
 pub use around::AROUND_ON;
 use around::FaultAround;
 use huge::HugePages;
@@ -329,10 +330,10 @@ impl Setup {
         // perf has waited for the program.
         let processor_us = usage::micros_of_children(pid);
         drop(forwarder);
-        drop(around);
         let status = perf.wait().map_err(run)?;
         let left = survivors.find(pid);
         drop(survivors);
+        drop(around);
         let trace = crate::read_watched(output, &mut until_signal(&mut read));
         let mut trace = trace.map_err(|error| not_read(status, output, &error))?;
         let unended = trace.header.notes.iter().find(|note| is_unended(note)).cloned();
@@ -351,7 +352,7 @@ impl Setup {
         // The compact format's bound on a string.
         header.made.truncate(header.made.floor_char_boundary(4096));
         let mut notes: Vec<_> = ended.into_iter().chain(survivors::note(&left)).collect();
-        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note) || is_cut(note);
         let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         header.notes.extend(hidden.into_iter().chain(notes.clone()));
         notes.extend(parts);
@@ -395,20 +396,29 @@ fn not_read(status: ExitStatus, output: &Path, error: &Error) -> RecordError {
 /// Returns the reason for which perf did not write the file `output`, since perf does not report
 /// it: the error of a write to the file, or otherwise the error in its contents.
 fn why_not_written(output: &Path, unreadable: &Error) -> String {
-    let more = || fs::File::options().append(true).open(output)?.write_all(&[0; PROBE]);
-    match more() {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-            let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
-            let dir = dir.unwrap_or(Path::new("."));
-            format!(
-                "{error}: the file system of {} is full\n  remedy: free space there, or record \
-                 to another file system (-o FILE; TMPDIR for advise)",
-                dir.display()
-            )
-        }
+    no_space(output).unwrap_or_else(|| match more(output) {
         Err(error) => error.to_string(),
         Ok(()) => unreadable.reason.clone(),
-    }
+    })
+}
+
+/// Returns the reason and the remedy if the file system of `output` is full.
+fn no_space(output: &Path) -> Option<String> {
+    let error = more(output).err()?;
+    (error.raw_os_error() == Some(libc::ENOSPC)).then(|| {
+        let dir = output.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = dir.unwrap_or(Path::new("."));
+        format!(
+            "{error}: the file system of {} is full\n  remedy: free space there, or record to \
+             another file system (-o FILE; TMPDIR for advise)",
+            dir.display()
+        )
+    })
+}
+
+/// Writes some bytes behind the contents of `output`.
+fn more(output: &Path) -> io::Result<()> {
+    fs::File::options().append(true).open(output)?.write_all(&[0; PROBE])
 }
 
 /// The facts that determine the way to record.
@@ -675,7 +685,16 @@ mod tests {
     }
 
     #[test]
+    fn full_file_system_is_named_with_a_remedy() {
+        let why = no_space(Path::new("/dev/full")).unwrap();
+        assert!(why.contains("of /dev is full") && why.contains("remedy: free space"), "{why}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(no_space(file.path()), None);
+    }
+
+    #[test]
     fn recorded_program_starts_without_blocked_signals() {
+        let _alone = survivors::alone();
         // Held twice, as if the caller held them too.
         let _held = [Signals::hold(), Signals::hold()];
         let mut command = Command::new("cat");

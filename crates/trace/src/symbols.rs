@@ -8,6 +8,7 @@
 mod jit;
 
 use crate::event::Function;
+use crate::names::listed;
 use blazesym::helper::read_elf_build_id;
 use blazesym::symbolize::source::Elf;
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
@@ -125,11 +126,12 @@ pub(crate) fn find(
             }
         }
     }
-    let notes = (!changed.is_empty()).then(|| {
+    let is_changed = !changed.is_empty();
+    let notes = is_changed.then(|| {
         format!(
             "call stacks have no names in {}: these files differ from the recorded files (build \
              identifier). Remedy: install the recorded versions, or record again",
-            changed.join(", ")
+            listed(changed)
         )
     });
     (lines, notes.into_iter().collect())
@@ -241,11 +243,13 @@ mod tests {
             (names > 0, notes.len())
         };
         let padded = [&own[..], &[0; 4]].concat();
+        let longer = [&own[..], &[1; 4]].concat();
         let mut other = own.clone();
         other[0] ^= 1;
         assert_eq!(named(None), (true, 0));
         assert_eq!(named(Some(own)), (true, 0));
         assert_eq!(named(Some(padded)), (true, 0));
+        assert_eq!(named(Some(longer)), (false, 1));
         assert_eq!(named(Some(other)), (false, 1));
     }
 }

@@ -5,7 +5,7 @@ mod made;
 
 use faultless_trace::error::Place;
 use faultless_trace::plan::Plan;
-use faultless_trace::{Error, Trace, parse, read};
+use faultless_trace::{Error, Trace, compact, parse, read};
 use made::{Made, Packing, VERSIONS};
 use std::fs;
 use std::path::Path;
@@ -78,6 +78,35 @@ fn unended_file_is_read_up_to_its_last_whole_record() {
         let error = of(&file[..begin]).unwrap_err().to_string();
         assert!(error.contains("the file has no records: perf record was killed"), "{error}");
     }
+}
+
+#[test]
+fn process_lives_until_its_last_thread_ends() {
+    let trace = of(&Made::of_threads(VERSIONS[1]).file(Packing::None)).unwrap();
+    // The two processes of the run, and one with three threads.
+    assert_eq!((trace.processes.len(), trace.threads.len()), (3, 5));
+}
+
+#[test]
+fn recording_is_cut_at_the_most_threads() {
+    let of = |count| of(&Made::of_processes(VERSIONS[1], count).file(Packing::None)).unwrap();
+    let cut = |trace: &Trace| trace.header.notes.iter().any(|note| note.contains("is cut at"));
+    // The run itself has two processes.
+    let below = of(65_533);
+    assert_eq!((below.threads.len(), cut(&below), below.summary().user_faults), (65_535, false, 5));
+    let beyond = of(65_600);
+    assert_eq!((beyond.threads.len(), cut(&beyond)), (65_536, true));
+    assert_eq!(beyond.summary().user_faults, 4, "the last fault is missing");
+    compact::encode(Path::new("some.fltrace"), &beyond).unwrap();
+}
+
+#[test]
+fn long_note_is_shortened_in_the_portable_form() {
+    let path = Path::new("some.fltrace");
+    let mut trace = of(&Made::of_faults(VERSIONS[1]).file(Packing::None)).unwrap();
+    trace.header.notes.push("é".repeat(4_000));
+    let read = parse(path, &compact::encode(path, &trace).unwrap()).unwrap();
+    assert_eq!(read.header.notes.last().map(String::len), Some(4_096));
 }
 
 #[test]

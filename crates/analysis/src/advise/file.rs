@@ -261,6 +261,15 @@ mod tests {
         Advice { name: name.to_owned(), predicted: Some(0.25), measured: None, apply }
     }
 
+    #[test]
+    fn value_of_a_system_setting_is_one_word_without_control_characters() {
+        let of = |value: &str| checked_system(Path::new("/sys/kernel/x"), value);
+        assert_eq!(of("always"), Ok(()));
+        for value in ["", "a\nb", "\x1b[2J"] {
+            assert!(of(value).is_err_and(|why| why.contains("use one word")), "{value:?}");
+        }
+    }
+
     fn read(text: &str) -> Result<Vec<Advice>, String> {
         decode(Path::new("x.toml"), text).map_err(|error| error.to_string())
     }

@@ -1,22 +1,21 @@
 //! The host's settings of huge pages, and temporary changes to them.
 //!
-//! A setting affects the whole system. A [`Loan`] changes it, with a separate process that restores
-//! the setting when the pipe to the process is closed: when the loan is dropped, and also when the
-//! command is killed. Only one command at a time has a loan, and another command waits. Otherwise
-//! one command would restore values set by another. The restoring process also holds the lock, so
-//! the lock is held until the settings are restored.
+//! A setting affects the whole system. A [`Loan`] changes it, with a separate [process](lent) that
+//! restores the setting when the loan is dropped, and also when the command is killed. Only one
+//! command at a time has a loan, and another command waits. Otherwise one command would restore
+//! values set by another. The restoring process also holds the lock, so the lock is held until the
+//! settings are restored.
 
 use crate::error::Error;
 use crate::observer::Observer;
 use crate::stop;
 use faultless::PAGE_SIZE;
 use faultless_trace::anticipate::folio;
+use faultless_trace::loan::{self as lent, chosen};
 use faultless_trace::resident::host_page_size;
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -171,11 +170,6 @@ impl Shmem {
     }
 }
 
-/// The process that restores the settings. It ignores the signals that end the command, waits for
-/// the end of its input, and writes the values back.
-const KEEPER: &str = "trap '' INT TERM HUP; cat >/dev/null; s=0; while [ $# -ge 2 ]; do printf %s \"$2\" >\"$1\" || s=1; shift 2; \
-                      done; exit $s";
-
 /// The interval at which a command checks for the end of another command's loan.
 const LOOKS: Duration = Duration::from_millis(20);
 
@@ -205,9 +199,7 @@ fn turn(settings: &Path, observer: &dyn Observer) -> Result<Option<File>, Error>
 /// time.
 #[derive(Debug)]
 pub struct Loan {
-    /// `None` if no change was necessary.
-    keeper: Option<Child>,
-    _turn: File,
+    _lent: lent::Loan,
 }
 
 impl Loan {
@@ -234,9 +226,9 @@ impl Loan {
     pub fn permit(order: u8, observer: &dyn Observer) -> Result<Option<Self>, Error> {
         let Some(turn) = turn(Path::new(THP), observer)? else { return Ok(None) };
         // Read under the lock, because the earlier value may have been set by another command.
-        let changes = [(&*size_file(order), "madvise")];
-        let changes = if Sizes::read().mode(order) == Mode::Never { &changes[..] } else { &[] };
-        Self::keep(turn, changes).map(Some)
+        let file = size_file(order);
+        let change = permission(Sizes::read().mode(order)).map(|value| (&*file, value));
+        Self::keep(turn, change.as_slice()).map(Some)
     }
 
     /// Permits programs to request huge pages in shared memory, unless such requests are permitted
@@ -255,52 +247,23 @@ impl Loan {
     /// Writes a value to each of the files. If a file cannot be changed, the earlier changes are
     /// undone.
     fn keep(turn: File, changes: &[(&Path, &str)]) -> Result<Self, Error> {
-        if changes.is_empty() {
-            return Ok(Self { keeper: None, _turn: turn });
-        }
-        let failed = |path: &Path| {
-            let path = path.display().to_string();
-            move |error: io::Error| match error.kind() {
+        let lent = lent::Loan::exclusive(turn, changes).map_err(|(path, error)| {
+            let path = path.display();
+            match error.kind() {
                 io::ErrorKind::PermissionDenied => {
                     let why = "changes of system-wide settings need root: run the command as root, or without --sysfs";
                     Error::run(path, format_args!("{error}; {why}"))
                 }
                 _ => Error::host(path, error),
             }
-        };
-        let shell = Path::new("/bin/sh");
-        let mut keeper = Command::new(shell);
-        keeper.args(["-c", KEEPER, "faultless-keeper"]);
-        for (path, _) in changes {
-            let text = fs::read_to_string(path).map_err(failed(path))?;
-            keeper.arg(path).arg(chosen(&text));
-        }
-        // The process prints no output: its standard output is the lock. A separate process group
-        // protects it from signals of the keyboard.
-        let lock = turn.try_clone().map_err(failed(shell))?;
-        keeper.process_group(0).stdin(Stdio::piped()).stdout(lock);
-        let keeper = keeper.spawn().map_err(failed(shell))?;
-        let loan = Self { keeper: Some(keeper), _turn: turn };
-        for (path, value) in changes {
-            fs::write(path, value).map_err(failed(path))?;
-        }
-        Ok(loan)
+        })?;
+        Ok(Self { _lent: lent })
     }
 }
 
-impl Drop for Loan {
-    fn drop(&mut self) {
-        let Some(keeper) = &mut self.keeper else { return };
-        drop(keeper.stdin.take());
-        // A failure cannot be handled here, and the process has reported it.
-        let _ = keeper.wait();
-    }
-}
-
-/// Returns the chosen word of a settings file, in the form that can be written back.
-fn chosen(text: &str) -> &str {
-    let word = text.split('[').nth(1).and_then(|rest| rest.split(']').next());
-    word.unwrap_or(text.trim())
+/// Returns the value that permits requests; `None` if `mode` permits requests already.
+fn permission(mode: Mode) -> Option<&'static str> {
+    (mode == Mode::Never).then_some("madvise")
 }
 
 #[cfg(test)]
@@ -365,27 +328,11 @@ mod tests {
     }
 
     #[test]
-    fn dropped_loan_restores_the_settings() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
-        fs::write(&one, "always [never]").expect("written");
-        fs::write(&other, "7").expect("written");
-        let turn = || turn(dir.path(), &()).expect("a directory").expect("not interrupted");
-        let changes: [(&Path, &str); 2] = [(&one, "always"), (&other, "8")];
-        let loan = Loan::keep(turn(), &changes).expect("files");
-        let read = |path: &Path| fs::read_to_string(path).expect("there");
-        assert_eq!((read(&one), read(&other)), ("always".to_owned(), "8".to_owned()));
-        drop(loan);
-        assert_eq!((read(&one), read(&other)), ("never".to_owned(), "7".to_owned()));
-        // After a failed change the other settings have their earlier values.
-        let missing = dir.path().join("missing");
-        let changes: [(&Path, &str); 2] = [(&other, "9"), (&missing, "1")];
-        assert!(Loan::keep(turn(), &changes).is_err());
-        assert_eq!(read(&other), "7");
+    fn permission_changes_only_a_setting_without_requests() {
+        let values = [Mode::Always, Mode::Madvise, Mode::Never].map(permission);
+        assert_eq!(values, [None, None, Some("madvise")]);
     }
 
-    /// A second loan waits until the first has restored its settings, even if the command of the
-    /// first has ended and only its restoring process is left.
     #[test]
     fn second_loan_waits_for_the_first() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -395,23 +342,18 @@ mod tests {
             let turn = turn(dir.path(), &()).expect("a directory").expect("not interrupted");
             Loan::keep(turn, &[(&file, value)]).expect("a file")
         };
-        let mut first = take("always");
-        // The first command's lock ends before its restoring process, as if the command were
-        // killed.
-        let orphan = first.keeper.take().expect("a changed setting");
-        drop(first);
+        let first = take("always");
         let waited = thread::scope(|scope| {
-            let second = scope.spawn(|| {
-                drop(take("madvise"));
-            });
+            let second = scope.spawn(|| drop(take("madvise")));
             thread::sleep(5 * LOOKS);
             let waits = !second.is_finished();
-            let mut orphan = orphan;
-            drop(orphan.stdin.take());
-            orphan.wait().expect("the keeper ends");
+            drop(first);
             waits
         });
         assert!(waited);
         assert_eq!(fs::read_to_string(&file).expect("there"), "never");
+        let turn = turn(dir.path(), &()).expect("a directory").expect("not interrupted");
+        let error = Loan::keep(turn, &[(&dir.path().join("missing"), "1")]);
+        assert!(error.expect_err("no file").to_string().contains("missing"));
     }
 }

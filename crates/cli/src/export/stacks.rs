@@ -59,6 +59,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn name_has_no_separators_of_the_format() {
+        assert_eq!(clean("a;b\nc"), "a:b c");
+    }
+
+    #[test]
     fn stacks_are_collapsed_from_the_outermost_frame() {
         let trace = trace();
         let profile = profile(&trace);

@@ -6,13 +6,12 @@
 //! unless perf has the privilege to record the program.
 
 use crate::event::{Backing, Birth, Event, Kind, ProcessInfo, ThreadInfo};
+use crate::names::listed;
 
 /// The end of the addresses of a 32-bit program.
 const NARROW: u64 = 1 << 32;
 /// The time after which a program that was executed has had a fault, in microseconds.
 const START_US: u64 = 1000;
-/// The most names in a note.
-const NAMES: usize = 5;
 
 const NARROW_NOTE: &str = "the kernel does not report the calls of 32-bit programs";
 pub(super) const STOPPED_NOTE: &str =
@@ -134,12 +133,7 @@ impl Programs {
         let programs = || self.all.iter().flatten();
         let names = |chosen: &[&Program]| {
             let name = |it: &&Program| threads[it.thread as usize].name.clone();
-            let mut names: Vec<_> = chosen.iter().map(name).collect();
-            names.sort();
-            names.dedup();
-            let more = if names.len() > NAMES { ", ..." } else { "" };
-            names.truncate(NAMES);
-            names.join(", ") + more
+            listed(chosen.iter().map(name).collect())
         };
         let narrow: Vec<_> = programs().filter(|it| it.is_narrow() && it.faults > 0).collect();
         if calls && !narrow.is_empty() {

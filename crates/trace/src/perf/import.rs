@@ -50,6 +50,13 @@ const MAP_ANONYMOUS: u64 = 0x20;
 /// Results from here up are negated error numbers.
 const FIRST_ERRNO: u64 = -4095i64 as u64;
 const MAX_NAME: usize = 64;
+/// The start of the note about a recording that exceeds a limit.
+const CUT: &str = "the recording is cut at the limit of";
+
+/// Returns whether `note` reports a recording that exceeds a limit.
+pub(crate) fn is_cut(note: &str) -> bool {
+    note.starts_with(CUT)
+}
 
 /// A call that has entered and not yet exited.
 struct Pending {
@@ -193,13 +200,25 @@ impl<'a> Import<'a> {
         })
     }
 
+    /// Returns whether the next record might exceed the limits of a recording.
+    pub fn is_full(&self) -> bool {
+        // A record and each pending call have at most three events.
+        let most = self.events.len() + 3 * (self.pending.len() + 1);
+        most > MAX_EVENTS || self.threads.len() >= MAX_THREADS
+    }
+
+    /// Adds the note about records that are omitted because the recording is
+    /// [full](Self::is_full).
+    pub fn cut(&mut self) {
+        let seconds = self.now_us as f64 / 1e6;
+        self.header.notes.push(format!(
+            "{CUT} {MAX_THREADS} threads and processes and {MAX_EVENTS} events: all events after \
+             {seconds:.1} s are missing. Remedy: record a shorter time, or a part of the program"
+        ));
+    }
+
     /// Processes the next record of the perf event `attr`.
     pub fn record(&mut self, attr: usize, record: &RawEventRecord<'_>) -> Result<(), String> {
-        if self.events.len() >= MAX_EVENTS || self.threads.len() > MAX_THREADS {
-            return Err(format!(
-                "more than {MAX_EVENTS} events or {MAX_THREADS} threads: record a shorter time"
-            ));
-        }
         if let Some(ns) = record.timestamp().filter(|ns| *ns > 0) {
             let start = *self.start_ns.get_or_insert(ns);
             self.now_us = self.now_us.max(ns.saturating_sub(start) / 1000);

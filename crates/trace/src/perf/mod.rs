@@ -33,6 +33,7 @@ mod unwind;
 
 pub(crate) use architecture::Architecture;
 pub(crate) use hidden::is_hidden;
+pub(crate) use import::is_cut;
 pub(crate) use pipe::is_stream;
 pub(crate) use unended::is_unended;
 
@@ -263,6 +264,10 @@ fn read(
         }
         let next = record_iter.next_record(&mut perf_file).map_err(|e| wrong(damaged(&e)))?;
         match next {
+            Some(PerfFileRecord::EventRecord { .. }) if import.is_full() => {
+                import.cut();
+                break;
+            }
             Some(PerfFileRecord::EventRecord { attr_index, record }) => {
                 import.record(attr_index, &record).map_err(wrong)?;
             }

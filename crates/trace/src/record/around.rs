@@ -1,7 +1,8 @@
 //! Fault-around, which hides faults on pages of files, and is a setting of the whole system.
 
-use std::fs;
-use std::io;
+use crate::loan::Loan;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The start of the note about a recording with fault-around.
 pub const AROUND_ON: &str = "fault-around is still on";
@@ -23,31 +24,22 @@ fn remedy_of_root(lockdown: Option<&str>) -> &'static str {
     }
 }
 
-/// Fault-around, turned off until this is dropped.
+/// Fault-around, turned off until this is dropped. Several recordings at a time share the setting.
 pub(super) struct FaultAround {
-    /// The value to restore.
-    saved: Option<String>,
-    problem: Option<io::Error>,
+    off: Result<Loan, (PathBuf, io::Error)>,
 }
 
 impl FaultAround {
     /// Turns fault-around off, if the kernel permits.
     pub(super) fn turn_off() -> Self {
-        let off = || {
-            let saved = fs::read_to_string(FAULT_AROUND)?;
-            fs::write(FAULT_AROUND, "4096")?;
-            Ok(saved)
-        };
-        match off() {
-            Ok(saved) => Self { saved: Some(saved), problem: None },
-            Err(problem) => Self { saved: None, problem: Some(problem) },
-        }
+        Self { off: Loan::shared(Path::new(FAULT_AROUND), "4096") }
     }
 
     /// Returns the note about fault-around that is still on.
     pub(super) fn note(&self) -> Option<String> {
-        self.problem.as_ref().map(|problem| {
+        self.off.as_ref().err().map(|(file, problem)| {
             let remedy = match problem.raw_os_error() {
+                _ if file != Path::new(FAULT_AROUND) => "a shell in this place",
                 Some(libc::ENOENT) => {
                     "`sudo mount -t debugfs none /sys/kernel/debug`, and record as root"
                 }
@@ -57,19 +49,11 @@ impl FaultAround {
                 _ => "record as root",
             };
             format!(
-                "{AROUND_ON} ({FAULT_AROUND}: {problem}): a fault on a file page \
-                 may have mapped up to sixteen pages. Remedy: {remedy}"
+                "{AROUND_ON} ({}: {problem}): a fault on a file page \
+                 may have mapped up to sixteen pages. Remedy: {remedy}",
+                file.display()
             )
         })
-    }
-}
-
-impl Drop for FaultAround {
-    fn drop(&mut self) {
-        if let Some(saved) = &self.saved {
-            // A failure cannot be handled here. The value is visible in debugfs.
-            let _ = fs::write(FAULT_AROUND, saved.trim());
-        }
     }
 }
 

@@ -12,9 +12,12 @@ use super::huge::HugePages;
 use super::rate::{MOST_OMITTED, next_period};
 use super::signals::{self, Signals};
 use super::usage::{Usage, children_time};
-use super::{HUGE_ON, Limits, RecordError, Recorded, Setup, not_read, until_signal};
+use super::{
+    HUGE_ON, Limits, RecordError, Recorded, STACK_BYTES, Setup, Unwind, no_space, not_read,
+    until_signal,
+};
 use crate::event::{Kind, MAX_RESIDENT, Trace};
-use crate::perf::{Running, is_hidden, is_unended};
+use crate::perf::{Running, is_cut, is_hidden, is_unended};
 use crate::resident::{Snapshot, now_ns};
 use procfs::process::{Process, all_processes};
 use std::collections::{HashMap, HashSet};
@@ -26,7 +29,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The time after which a descendant must still run to be recorded. perf fails if a process ends
@@ -35,7 +38,8 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Attempts to start perf, if a descendant has ended nevertheless.
 const ATTEMPTS: usize = 5;
 /// The directories below which control groups are.
-const CGROUPS: [&str; 2] = ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup"];
+const CGROUPS: [&str; 3] =
+    ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 /// The most bytes of a message of perf.
 const MESSAGE: u64 = 1000;
 /// The size of a recording, in bytes, at which the recording ends: 10 to 15 million events. A
@@ -43,8 +47,18 @@ const MESSAGE: u64 = 1000;
 const MAX_BYTES: u64 = 5 << 28;
 /// The time over which the rate of events is measured.
 const WINDOW: Duration = Duration::from_secs(2);
-/// The bytes of a recorded fault in the file of perf.
-const BYTES_OF_EVENT: f64 = 112.0;
+/// The bytes of a recorded fault without its call stack in the file of perf.
+const BYTES_OF_EVENT: u32 = 112;
+/// The usual bytes of a call stack by frame pointers: 15 frames.
+const BYTES_OF_FRAMES: u32 = 120;
+/// The bytes of the registers and the sizes that are stored with a copy of the stack.
+const BYTES_OF_REGISTERS: u32 = 160;
+/// The times after which perf is ended by SIGTERM, and then by SIGKILL. perf completes its file
+/// before it ends.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(60)];
+/// The interval at which the end of perf is checked.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Processes that already run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -141,7 +155,8 @@ impl Setup {
         let (session, full) = loop {
             let mut session = self.begin(output, subject, period)?;
             let most = (period < MOST_OMITTED).then(|| limits.rate());
-            match session.watch(output, limits.time, most, &mut progress).map_err(run)? {
+            let bytes = event_bytes(self.stacks);
+            match session.watch(output, limits.time, most, bytes, &mut progress).map_err(run)? {
                 Ended::Fast(measured) => {
                     period = next_period(period, measured, limits.rate());
                     rate.get_or_insert(measured);
@@ -158,8 +173,10 @@ impl Setup {
         let usage = Usage::since(&used);
         let ended = subject.ended();
         let status = perf.end().map_err(run)?;
-        if !begun || !(status.success() || status.signal() == Some(libc::SIGINT)) {
-            return Err(RecordError::Perf(status, perf.message()));
+        let stopped = [libc::SIGINT, libc::SIGTERM].map(Some).contains(&status.signal());
+        if !begun || !(status.success() || stopped) {
+            let why = no_space(output).unwrap_or_else(|| perf.message());
+            return Err(RecordError::Perf(status, why));
         }
         let own = [std::process::id() as i32, perf.child.id() as i32];
         let running = Running { snapshots: &snapshots, enabled_ns, own: &own };
@@ -187,7 +204,7 @@ impl Setup {
         header.made.truncate(header.made.floor_char_boundary(4096));
         let huge = HugePages::find().live_note();
         header.thp = if huge.is_some() { HUGE_ON } else { "on by request" }.to_owned();
-        let of_part = |note: &&String| is_hidden(note) || is_unended(note);
+        let of_part = |note: &&String| is_hidden(note) || is_unended(note) || is_cut(note);
         let parts: Vec<_> = header.notes.iter().filter(of_part).cloned().collect();
         let mut notes = notes(&snapshots, unread);
         notes.extend(huge);
@@ -273,16 +290,39 @@ impl Setup {
         command.args(chosen.arguments(self.events(period))).stderr(messages.try_clone()?);
         // The keyboard's signals reach this process alone, which then ends perf.
         command.process_group(0);
-        // SAFETY: between fork and exec the closure only unblocks signals, which is
-        // async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                Signals::let_through();
-                Ok(())
-            });
-        }
+        follow(&mut command);
         Ok(Perf { child: command.spawn()?, control, messages })
     }
+}
+
+/// Prepares `command` to end by SIGINT, and with the calling thread, also if this process is
+/// killed.
+fn follow(command: &mut Command) {
+    let own = std::process::id().cast_signed();
+    // SAFETY: between fork and exec the closure makes only calls that are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            Signals::let_through();
+            // A shell starts a command behind `&` with SIGINT ignored.
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            if libc::getppid() == own {
+                Ok(())
+            } else {
+                Err(io::Error::from_raw_os_error(libc::ESRCH))
+            }
+        });
+    }
+}
+
+/// Returns the bytes of a recorded fault in the file of perf.
+fn event_bytes(stacks: Option<Unwind>) -> f64 {
+    let stack = match stacks {
+        None => 0,
+        Some(Unwind::FramePointers) => BYTES_OF_FRAMES,
+        Some(Unwind::Dwarf) => STACK_BYTES + BYTES_OF_REGISTERS,
+    };
+    f64::from(BYTES_OF_EVENT + stack)
 }
 
 /// Returns the notes about pages that a recording does not contain.
@@ -312,12 +352,14 @@ fn notes(snapshots: &[Snapshot], unread: usize) -> Vec<String> {
 
 impl Session {
     /// Waits until perf has ended, `limit` is over, a held signal arrives, the file `output` is
-    /// full, or more than `most` events in a second were recorded, if given.
+    /// full, or more than `most` events in a second were recorded, if given. A fault has
+    /// `event_bytes` bytes.
     fn watch(
         &mut self,
         output: &Path,
         limit: Option<Duration>,
         most: Option<f64>,
+        event_bytes: f64,
         progress: &mut impl FnMut(Progress),
     ) -> io::Result<Ended> {
         if !self.begun {
@@ -339,7 +381,7 @@ impl Session {
                 return Ok(Ended::Over);
             }
             if elapsed - since >= WINDOW {
-                let events = bytes.saturating_sub(size) as f64 / BYTES_OF_EVENT;
+                let events = bytes.saturating_sub(size) as f64 / event_bytes;
                 let rate = events / (elapsed - since).as_secs_f64();
                 if most.is_some_and(|most| rate > most) {
                     return Ok(Ended::Fast(rate));
@@ -360,12 +402,8 @@ struct Perf {
 
 impl Perf {
     /// Ends perf, which completes its file.
-    fn end(&mut self) -> io::Result<std::process::ExitStatus> {
-        if self.child.try_wait()?.is_none() {
-            // SAFETY: the call touches no memory, and the process is a child that was not reaped.
-            unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGINT) };
-        }
-        self.child.wait()
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        end(&mut self.child, PATIENCE)
     }
 
     /// Returns the beginning of its messages, and a remedy.
@@ -384,6 +422,25 @@ impl Drop for Perf {
         // The status is of interest only after a success.
         let _ = self.end();
     }
+}
+
+/// Ends `child` by SIGINT, and after the times by SIGTERM and SIGKILL.
+fn end(child: &mut Child, patience: [Duration; 2]) -> io::Result<ExitStatus> {
+    for (signal, patience) in [libc::SIGINT, libc::SIGTERM].into_iter().zip(patience) {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        // SAFETY: the call touches no memory, and the process is a child that was not reaped.
+        unsafe { libc::kill(child.id().cast_signed(), signal) };
+        let limit = Instant::now() + patience;
+        while child.try_wait()?.is_none() && Instant::now() < limit {
+            std::thread::sleep(LOOK);
+        }
+    }
+    if child.try_wait()?.is_none() {
+        child.kill()?;
+    }
+    child.wait()
 }
 
 /// The pipes through which perf receives commands and acknowledges them.
@@ -618,6 +675,76 @@ mod tests {
         let refused = |path: &Path| cgroup(path, &roots).unwrap_err();
         assert!(refused(Path::new("system.slice/db")).contains("no such control group"));
         assert!(refused(&second).contains("--all records all processes"));
+        let comma = second.join("a,b");
+        fs::create_dir(&comma).unwrap();
+        fs::write(comma.join("cgroup.procs"), "").unwrap();
+        assert!(refused(&comma).contains("a comma in its name"));
+    }
+
+    #[test]
+    fn group_of_a_hybrid_host_has_a_name_below_the_unified_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let below =
+            |root: &str| dir.path().join(root.strip_prefix("/sys/fs/cgroup/").unwrap_or(""));
+        let roots = CGROUPS.map(below);
+        let group = dir.path().join("unified/system.slice/web");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("cgroup.procs"), "").unwrap();
+        let roots = roots.each_ref().map(PathBuf::as_path);
+        let found = Ok(("system.slice/web".to_owned(), group.clone()));
+        assert_eq!(cgroup(&group, &roots), found);
+        assert_eq!(cgroup(Path::new("system.slice/web"), &roots), found);
+    }
+
+    #[test]
+    fn fault_with_a_copy_of_the_stack_has_eight_kibibytes() {
+        assert_eq!(event_bytes(None), 112.0);
+        assert!(event_bytes(Some(Unwind::FramePointers)) < 300.0);
+        assert!((8192.0..8600.0).contains(&event_bytes(Some(Unwind::Dwarf))));
+    }
+
+    #[test]
+    fn perf_ends_by_an_interrupt_that_this_process_ignores() {
+        let _alone = super::super::survivors::alone();
+        let mut command = Command::new("cat");
+        command.arg("/proc/self/status");
+        // SAFETY: the closure makes one call, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_IGN);
+                Ok(())
+            });
+        }
+        follow(&mut command);
+        let status = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        assert_eq!(ignored & 1 << (libc::SIGINT - 1), 0, "{status}");
+    }
+
+    #[test]
+    fn perf_ends_with_its_recorder() {
+        let _alone = super::super::survivors::alone();
+        let start = || {
+            let mut command = Command::new("sleep");
+            follow(command.arg("600"));
+            command.spawn().unwrap()
+        };
+        // The signal is sent at the end of the thread that has started the process.
+        let mut child = std::thread::spawn(start).join().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+    }
+
+    #[test]
+    fn perf_that_ignores_signals_is_killed() {
+        let _alone = super::super::survivors::alone();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' INT TERM; echo; while :; do sleep 0.1; done"]);
+        let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        // The shell ignores the signals from here on.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let status = end(&mut child, [Duration::from_millis(50); 2]).unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
     }
 
     #[test]
@@ -630,6 +757,7 @@ mod tests {
 
     #[test]
     fn descendants_follow_their_ancestors() {
+        let _alone = super::super::survivors::alone();
         let mut child = Command::new("sh").args(["-c", "sleep 60; true"]).spawn().unwrap();
         let own = std::process::id() as i32;
         let pid = child.id().cast_signed();

@@ -2,6 +2,7 @@
 //! process.
 
 use super::signals::children;
+use crate::names::listed;
 use std::fs;
 use std::ptr;
 
@@ -58,9 +59,16 @@ pub(super) fn note(names: &[String]) -> Option<String> {
             "the recording ends with the program's first process; other processes of the program \
              still run and are not recorded further: {}. Remedy: start the program in the \
              foreground (for example `nginx -g 'daemon off;'`)",
-            names.join(", ")
+            listed(names.to_vec())
         )
     })
+}
+
+/// Held by tests that start processes, because [`Survivors::find`] reaps processes of other tests.
+#[cfg(test)]
+pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -69,7 +77,30 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
+    fn earlier_children_are_not_survivors() {
+        let _alone = alone();
+        let dir = tempfile::tempdir().unwrap();
+        let sleep = crate::record::find_program("sleep".as_ref()).unwrap();
+        let start = |name: &str| {
+            let file = dir.path().join(name);
+            std::os::unix::fs::symlink(&sleep, &file).unwrap();
+            Command::new(file).arg("600").spawn().unwrap()
+        };
+        let mut earlier = start("earlier");
+        let survivors = Survivors::watch();
+        let mut later = start("later");
+        let names = survivors.find(0);
+        for child in [&mut earlier, &mut later] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let has = |name: &str| names.iter().any(|it| it == name);
+        assert!(has("later") && !has("earlier"), "{names:?}");
+    }
+
+    #[test]
     fn surviving_process_is_named() {
+        let _alone = alone();
         let survivors = Survivors::watch();
         // The shell ends at once; the sleep has no parent then.
         let mut shell = Command::new("sh");
@@ -94,5 +125,7 @@ mod tests {
         let note = note(&names).unwrap();
         assert!(note.contains("still run") && note.contains("in the foreground"), "{note}");
         assert_eq!(super::note(&[]), None);
+        let many: Vec<_> = (0..900).map(|at| format!("worker-{at}")).collect();
+        assert!(super::note(&many).is_some_and(|note| note.len() < 400));
     }
 }

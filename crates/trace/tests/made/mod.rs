@@ -213,6 +213,37 @@ impl Made {
         made
     }
 
+    /// Returns the run of faults, with a process of which one thread ends before another has a
+    /// fault.
+    pub fn of_threads(version: Version) -> Self {
+        let mut made = Self::of_faults(version);
+        let task = |kind, (pid, parent): (u32, u32), tid, time: u64| {
+            let fields = words(&[pair(pid, parent), pair(tid, parent), time]);
+            record(kind, 0, &[fields, made.trailer(pid, tid, time)].concat())
+        };
+        let mut records = task(FORK, (500, 100), 500, 20_000);
+        records.extend(task(FORK, (500, 500), 501, 21_000));
+        records.extend(task(EXIT, (500, 500), 501, 22_000));
+        let fields = made.fields(0, (500, 502), 23_000, START);
+        records.extend(record(SAMPLE, 2, &words(&fields)));
+        made.records.extend(records);
+        made
+    }
+
+    /// Returns the run of faults, with the starts of `count` processes and a fault of the last.
+    pub fn of_processes(version: Version, count: u32) -> Self {
+        let mut made = Self::of_faults(version);
+        let last = 1_000 + count;
+        for pid in 1_000..last {
+            let time = 20_000 + u64::from(pid);
+            let fields = words(&[pair(pid, 100), pair(pid, 100), time]);
+            made.records.extend(record(FORK, 0, &[fields, made.trailer(pid, pid, time)].concat()));
+        }
+        let fields = made.fields(0, (last - 1, last - 1), 1_000_000, START);
+        made.records.extend(record(SAMPLE, 2, &words(&fields)));
+        made
+    }
+
     /// Removes the features with these numbers.
     pub fn without(mut self, features: &[u32]) -> Self {
         self.features.retain(|(feature, _)| !features.contains(feature));
