@@ -7,7 +7,7 @@
 
 use crate::environment::Size;
 use crate::layout::{Count, Reason};
-use crate::{page, report, syscall};
+use crate::{page, report, stop, syscall};
 use core::ffi::c_int;
 
 /// The advice that populates pages for reading.
@@ -39,6 +39,10 @@ pub fn is_data(prot: c_int, flags: c_int) -> bool {
 /// Populates a new mapping.
 #[cold]
 pub fn made(start: usize, bytes: usize) {
+    if let Some(code) = stop::code() {
+        report::refuse(Reason::Files, code);
+        return;
+    }
     // A mapping starts at a page, and its last page can be used in whole.
     let end = start + bytes.next_multiple_of(page::size());
     // SAFETY: the program has just mapped the pages, and populating for reading changes no byte.

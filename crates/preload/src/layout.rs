@@ -90,6 +90,16 @@ pub enum Reason {
     Files,
 }
 
+/// The program has installed a seccomp filter. This code and the next are not codes of the kernel.
+pub const FILTER: u32 = 0x8001;
+/// The program uses `userfaultfd`.
+pub const USER_FAULTS: u32 = 0x8002;
+
+/// Returns the error code of the kernel in the code of a refusal, or 0.
+pub fn error(code: u32) -> u32 {
+    if code < FILTER { code } else { 0 }
+}
+
 /// `EINVAL`.
 const INVALID: u32 = 22;
 /// `ENOMEM`.
@@ -125,8 +135,24 @@ impl Reason {
         }
     }
 
-    /// Returns the reason as text, and the remedy. `code` is the error code of the kernel, or 0.
+    /// Returns the reason as text, and the remedy. `code` is the code of the refusal, or 0.
     pub fn text(self, code: u32) -> (&'static str, &'static str) {
+        match code {
+            FILTER => {
+                return (
+                    "the program has installed a seccomp filter, which could forbid the calls of \
+                     the library",
+                    "populate memory that the program allocates before the filter",
+                );
+            }
+            USER_FAULTS => {
+                return (
+                    "the program provides the contents of pages by userfaultfd",
+                    "remove this advice",
+                );
+            }
+            _ => {}
+        }
         match self {
             Self::Collapse => (
                 "the kernel has no huge pages for the program's file",

@@ -1,6 +1,6 @@
 //! Reports of the preloaded library: the operations of each process of a program.
 
-pub use layout::{Count, Reason};
+pub use layout::{Count, Reason, error};
 
 use super::preload::REPORT;
 use crate::error::Error;

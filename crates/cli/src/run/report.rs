@@ -5,7 +5,7 @@ use crate::record::{exit_code, not_found};
 use crate::report::json::Json;
 use crate::report::{JsonArgs, say};
 use faultless_analysis::advise::preload::Operations;
-use faultless_analysis::advise::report::{Count, Process, Report, Reported};
+use faultless_analysis::advise::report::{Count, Process, Report, Reported, error};
 use faultless_analysis::{Context, Figures, Number};
 use faultless_trace::record::Signals;
 use std::collections::BTreeSet;
@@ -143,7 +143,7 @@ fn of_process(process: &Process, operations: &Operations) -> Vec<String> {
     }
     for refusal in process.refusals() {
         let (why, remedy) = refusal.reason.text(refusal.code);
-        let code = match refusal.code {
+        let code = match error(refusal.code) {
             0 => String::new(),
             code => format!(" (error {code})"),
         };
@@ -172,9 +172,11 @@ fn write(json: &mut Json, process: &Process, operations: &Operations) -> Result<
     for refusal in process.refusals() {
         context.setting = refusal.reason.operation().into();
         let (why, remedy) = refusal.reason.text(refusal.code);
-        for (name, value) in
-            [("reason", why.into()), ("remedy", remedy.into()), ("code", refusal.code.into())]
-        {
+        for (name, value) in [
+            ("reason", why.into()),
+            ("remedy", remedy.into()),
+            ("code", error(refusal.code).into()),
+        ] {
             context.params.insert(name.into(), value);
         }
         json.figure(&context, "refused", "count", Number::Whole(refusal.times))?;

@@ -1,0 +1,125 @@
+//! The preloaded library in programs that populated pages or further system calls could harm.
+
+mod common;
+
+use common::Ran;
+use common::program::{Place, compilers};
+
+/// Compiles the program of `main` for each C library, and runs the program with `--report`. Checks
+/// the status of the program, and that the report has `line`.
+#[track_caller]
+fn reported(advice: &str, main: &str, status: i32, line: &str) {
+    let place = Place::new();
+    for compiler in compilers() {
+        let program = place.compile(compiler, compiler, main, &["-O1", "-pthread", "-w"]);
+        let options = ["--apply", advice, "--report"];
+        let ran = Ran::of(&mut place.command(&options, &[&program]));
+        assert_eq!(ran.code, Some(status), "{compiler} with {advice}: {}", ran.err);
+        assert!(ran.err.contains(line), "{compiler} with {advice}: no {line:?} in {}", ran.err);
+    }
+}
+
+/// A seccomp filter with the calls of `malloc` and `exit`. Another call ends the program by a
+/// signal.
+const FILTER: &str = r"
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+struct step { unsigned short code; unsigned char then, otherwise; unsigned value; };
+struct steps { unsigned short count; struct step *all; };
+static void restrict_calls(int by_prctl) {
+    static const int calls[] = { SYS_mmap, SYS_munmap, SYS_brk, SYS_mremap, SYS_mprotect,
+        SYS_madvise, SYS_futex, SYS_exit, SYS_exit_group };
+    struct step all[32] = { { 0x20, 0, 0, 0 } };
+    int count = 1;
+    for (int i = 0; i < sizeof calls / sizeof *calls; i++) {
+        all[count++] = (struct step){ 0x15, 0, 1, calls[i] };
+        all[count++] = (struct step){ 0x06, 0, 0, 0x7fff0000 };
+    }
+    all[count++] = (struct step){ 0x06, 0, 0, 0x80000000 };
+    struct steps filter = { count, all };
+    if (prctl(38, 1, 0, 0, 0)) exit(81);
+    if (by_prctl ? prctl(22, 2, &filter) : syscall(SYS_seccomp, 1, 0, &filter)) exit(82);
+}
+void *volatile keep;
+";
+
+#[test]
+fn operations_end_before_a_seccomp_filter_of_the_program() {
+    let refused = "populate: refused 2 times: the program has installed a seccomp filter";
+    for by_prctl in [0, 1] {
+        let main = format!(
+            "{FILTER}int main(void) {{
+                /* Questions to the kernel are no filters. */
+                if (!prctl(22, 2, 0) || !syscall(SYS_seccomp, 1, 0, 0)) return 1;
+                GROWS(8, MAP(8 << 20));
+                keep = MAP(80 << 20);
+                restrict_calls({by_prctl});
+                for (int i = 0; i < 2; i++) memset(keep = malloc(8 << 20), 1, 8 << 20);
+                return 5;
+            }}"
+        );
+        reported("populate=1M", &main, 5, refused);
+        reported("populate=1M,prefault-ahead", &main, 5, refused);
+    }
+}
+
+/// A new record of the report needs calls that the filter forbids.
+#[test]
+fn child_has_its_record_before_the_filter() {
+    let main = format!(
+        "{FILTER}int main(void) {{
+            int status;
+            /* The first call of glibc's malloc reads random numbers. */
+            keep = malloc(1);
+            if (!fork()) {{
+                restrict_calls(1);
+                keep = malloc(8 << 20);
+                exit(0);
+            }}
+            wait(&status);
+            return status ? 6 : 5;
+        }}"
+    );
+    reported("populate=1M", &main, 5, "populate: refused 1 time: the program has installed");
+}
+
+/// Ends with 5 if the library stops to populate and has no helper thread after `USED`.
+const USER_FAULTS: &str = r#"
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+void *volatile keep;
+static int threads(void) {
+    char line[256];
+    int count = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, file)) sscanf(line, "Threads: %d", &count);
+    fclose(file);
+    return count;
+}
+int main(void) {
+    GROWS(16, MAP(16 << 20));
+    MAP(80 << 20);
+    if (threads() != 2) return 1;
+    USED;
+    GROWS(0, keep = malloc(16 << 20));
+    MAP(80 << 20);
+    /* Without its end, the helper exists for 500 ms. */
+    for (int i = 0; i < 30 && threads() != 1; i++) usleep(10000);
+    return threads() == 1 ? 5 : 2;
+}"#;
+
+/// The program fills pages at their first touch. A failed call ends the operations, too.
+#[test]
+fn operations_end_before_userfaultfd() {
+    let refused = "populate: refused 2 times: the program provides the contents of pages by \
+                   userfaultfd: ";
+    for used in [
+        "syscall(SYS_userfaultfd, O_CLOEXEC)",
+        "ioctl(open(\"/dev/null\", O_RDWR), 0xc018aa3f, 0)",
+        "syscall(SYS_ioctl, open(\"/dev/null\", O_RDWR), 0xc018aa3f, 0)",
+    ] {
+        let main = USER_FAULTS.replace("USED", used);
+        reported("populate=1M,prefault-ahead", &main, 5, refused);
+    }
+}
