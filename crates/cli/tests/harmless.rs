@@ -123,3 +123,44 @@ fn operations_end_before_userfaultfd() {
         reported("populate=1M,prefault-ahead", &main, 5, refused);
     }
 }
+
+/// A library that replaces some functions of glibc's allocator. Its blocks are in a pool, before
+/// which no memory is mapped.
+const PARTS: &str = r#"
+extern void __libc_free(void *);
+static char *pool;
+static size_t used;
+int posix_memalign(void **block, size_t align, size_t bytes) {
+    if (!pool) {
+        pool = (char *)MAP(33 << 20) + (1 << 20);
+        munmap(pool - (1 << 20), 1 << 20);
+    }
+    size_t at = (used + align - 1) & -align;
+    used = at + bytes;
+    *block = pool + at;
+    return 0;
+}
+void free(void *block) {
+    if (!pool || (char *)block < pool || (char *)block >= pool + (32 << 20)) __libc_free(block);
+}
+"#;
+
+#[test]
+fn library_that_replaces_parts_of_the_allocator_gets_its_calls() {
+    let place = Place::new();
+    let parts = place.compile("gcc", "libparts.so", PARTS, &["-shared", "-fPIC", "-w"]);
+    let main = "int main(void) {
+        void *block, *watched = malloc(80 << 20);
+        for (int i = 0; i < 100; i++) {
+            if (!watched || posix_memalign(&block, 64, 1000)) return 1;
+            free(block);
+        }
+        GROWS(16, block = malloc(16 << 20));
+        free(block), free(watched);
+        return 5;
+    }";
+    let program = place.compile("gcc", "program", main, &["-O0"]);
+    let mut run = place.command(&["--apply", "populate=1M,prefault-ahead"], &[&program]);
+    let ran = Ran::of(run.env("LD_PRELOAD", parts));
+    assert_eq!((ran.code, &*ran.err), (Some(5), ""));
+}
