@@ -164,3 +164,37 @@ fn library_that_replaces_parts_of_the_allocator_gets_its_calls() {
     let ran = Ran::of(run.env("LD_PRELOAD", parts));
     assert_eq!((ran.code, &*ran.err), (Some(5), ""));
 }
+
+/// A program with 8.4 MiB of text. Ends with 5 if its text stays after advice that discards pages,
+/// and memory in front of the text and in its place is discarded.
+const DISCARDED: &str = r#"
+#define HUGE (2UL << 20)
+static int is_zero(char *page) { return page[0] == 0 && page[4095] == 0; }
+int main(void) {
+    if (getpid() == 1) __asm__ volatile(".fill 8800000, 1, 0x90");
+    char *text = (char *)(((unsigned long)main + 2 * HUGE) & -HUGE);
+    if (huge((unsigned long)text) < 2048) return 6;
+    int advices[] = { MADV_DONTNEED, MADV_FREE, 20, 21, 24 };
+    for (int i = 0; i < 5; i++) {
+        if (madvise(text, HUGE, advices[i]) || madvise(text + 4096, 4096, advices[i])) return 7;
+        if (text[0] != (char)0x90 || text[4097] != (char)0x90) return 8;
+    }
+    if (madvise(text, HUGE, 77) != -1 || errno != EINVAL) return 9;
+    /* The pages are the program's from here on. */
+    char *own = mmap(text, HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (own != text) return 10;
+    memset(own, 1, HUGE);
+    if (madvise(own, HUGE + 8192, MADV_DONTNEED) || !is_zero(own) || !is_zero(own + HUGE - 4096))
+        return 11;
+    return own[HUGE] == (char)0x90 ? 5 : 12;
+}"#;
+
+#[test]
+fn advice_that_discards_pages_keeps_copied_text() {
+    let place = Place::new();
+    for compiler in compilers() {
+        let program = place.compile(compiler, compiler, DISCARDED, &["-O1", "-w"]);
+        let ran = place.run("huge-text", &[&program]);
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}");
+    }
+}

@@ -26,6 +26,7 @@ pub mod allocator;
 pub mod blocks;
 pub mod calls;
 pub mod copy;
+pub mod discard;
 pub mod dlsym;
 pub mod environment;
 pub mod errno;
