@@ -4,6 +4,7 @@ mod common;
 
 use common::Ran;
 use common::program::{Place, compilers};
+use std::process::Command;
 
 /// Compiles the program of `main` for each C library, and runs the program with `--report`. Checks
 /// the status of the program, and that the report has `line`.
@@ -197,4 +198,44 @@ fn advice_that_discards_pages_keeps_copied_text() {
         let ran = place.run("huge-text", &[&program]);
         assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}");
     }
+}
+
+/// Runs a program with these contents of the kernel's files, given as shell words `PATH=TEXT`.
+/// Returns `None` without the permission to replace files of the kernel.
+fn with_files(place: &Place, program: &str, files: &[(&str, &str)]) -> Option<Ran> {
+    let mut script = String::from("set -e\n");
+    for (index, (path, text)) in files.iter().enumerate() {
+        let file = place.path(&format!("kernel-{index}"));
+        std::fs::write(&file, text).expect("written");
+        script += &format!("mount --bind {} {path} || exit 77\n", file.display());
+    }
+    script += "exec \"$@\"\n";
+    let run = place.command(&["--apply", "populate=1M"], &[program]);
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-r", "-m", "sh", "-c", &script, "sh"]).arg(run.get_program());
+    unshare.args(run.get_args()).env_remove("LD_PRELOAD");
+    let ran = Ran::of(unshare.env("XDG_CACHE_HOME", place.path("cache")));
+    if matches!(ran.code, Some(1 | 77 | 127)) {
+        eprintln!("no permission to mount: not tested: {}", ran.err);
+        return None;
+    }
+    Some(ran)
+}
+
+#[test]
+fn blocks_beyond_half_of_the_available_memory_are_not_populated() {
+    let place = Place::new();
+    let main = "int main(void) {
+        GROWS(8, MAP(8 << 20));
+        GROWS(0, calloc(24 << 20, 1));
+        for (int i = 0; i < 8; i++) GROWS(4, MAP(4 << 20));
+        return 5;
+    }";
+    let program = place.compile("gcc", "program", main, &["-O0"]);
+    let host = ("/proc/meminfo", "MemTotal: 99999999 kB\nMemFree: 9 kB\nMemAvailable: 32768 kB\n");
+    let Some(ran) = with_files(&place, &program, &[host]) else { return };
+    let warning = "faultless: warning: populate: refused 1 time: the block is larger than half of \
+                   the available memory: ";
+    assert_eq!(ran.code, Some(5), "{}", ran.err);
+    assert!(ran.err.starts_with(warning) && ran.err.lines().count() == 1, "{}", ran.err);
 }

@@ -94,6 +94,8 @@ pub enum Reason {
 pub const FILTER: u32 = 0x8001;
 /// The program uses `userfaultfd`.
 pub const USER_FAULTS: u32 = 0x8002;
+/// The block is larger than half of the available memory.
+pub const TOO_LARGE: u32 = 0x8003;
 
 /// Returns the error code of the kernel in the code of a refusal, or 0.
 pub fn error(code: u32) -> u32 {
@@ -149,6 +151,12 @@ impl Reason {
                 return (
                     "the program provides the contents of pages by userfaultfd",
                     "remove this advice",
+                );
+            }
+            TOO_LARGE => {
+                return (
+                    "the block is larger than half of the available memory",
+                    "raise the limit of the program's control group, or use prefault-ahead",
                 );
             }
             _ => {}

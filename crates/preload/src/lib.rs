@@ -23,6 +23,7 @@
 
 pub mod ahead;
 pub mod allocator;
+pub mod available;
 pub mod blocks;
 pub mod calls;
 pub mod copy;
