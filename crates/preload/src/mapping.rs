@@ -54,7 +54,7 @@ pub unsafe extern "C" fn mmap(
     if start != FAILED && len >= blocks::smallest() && is_memory(prot, flags) {
         blocks::made(start as usize, len);
     } else if start != FAILED && len >= files::from() && files::is_data(prot, flags) {
-        files::made(start as usize, len);
+        files::made(start as usize, len, file);
     }
     start
 }
