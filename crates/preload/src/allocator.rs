@@ -94,9 +94,10 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
         return malloc(all);
     }
     match original!(libc_calloc, CALLOC, Calloc) {
-        // SAFETY: the original function, with the same meaning.
         Some(original) => {
-            made(&CALLOC, unsafe { original(count, bytes) }, count.wrapping_mul(bytes))
+            // SAFETY: the original function, with the same meaning.
+            let block = unsafe { original(count, bytes) };
+            made(&CALLOC, block, count.wrapping_mul(bytes))
         }
         None => missing(),
     }
