@@ -417,6 +417,13 @@ fn programs_without_the_library_are_refused_with_the_advice_that_applies() {
         let ran = place.ran(&["--apply", "malloc-thp", "--", &dynamic]);
         assert!(ran.err.contains("glibc ignores settings of malloc"), "{}", ran.err);
     }
+    // The loader does not start a program with the library of a sanitizer behind another library.
+    let sanitizer = place.compile("gcc", "libtsan.so", "int sanitizer;", &["-shared", "-fPIC"]);
+    let source_of_sanitized = "extern int sanitizer; int main() { return 5 + sanitizer; }";
+    let sanitized = place.compile("gcc", "sanitized", source_of_sanitized, &[&sanitizer]);
+    let err = refused(&sanitized, "populate,malloc-thp");
+    assert!(err.contains("the library of a sanitizer"), "{err}");
+    assert!(err.ends_with("without the library: malloc-thp\n"), "{err}");
     if installed("musl-gcc") {
         let err = warnings(&place.compile("musl-gcc", "musl", source, &[]));
         assert!(!err.contains("populate on"), "{err}");

@@ -23,6 +23,8 @@ int main(void) {
     GROWS(16, a = MAP(16 << 20));
     GROWS(0, munmap(mmap(0, 16 << 20, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), 4096));
+    GROWS(0, mmap(0, 16 << 20, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
     errno = 0;
     if (MAP(0) != MAP_FAILED || errno != EINVAL) return 3;
     return 5;
@@ -43,6 +45,7 @@ fn blocks_are_populated_with_glibc_and_with_musl() {
 
 /// Ends with 5 if a mapping of a file is populated, unless the mapping has code or is small.
 const FILES: &str = r#"
+#include <fcntl.h>
 static double mapped(void) {
     long all, pages, files;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -60,7 +63,7 @@ static char *map(size_t bytes, int code, int file, int expected) {
 int main(void) {
     char name[] = "/tmp/faultless-file-XXXXXX";
     int file = mkstemp(name);
-    if (file < 0 || unlink(name) || ftruncate(file, 8 << 20)) return 1;
+    if (file < 0 || unlink(name) || posix_fallocate(file, 0, 8 << 20)) return 1;
     if (map(8 << 20, PROT_EXEC, file, 0)[0] || map(900 << 10, 0, file, 0)[0]) return 2;
     return map(8 << 20, 0, file, 8)[4 << 20] ? 3 : 5;
 }"#;

@@ -174,9 +174,16 @@ fn watched_blocks_are_counted_up_to_the_number_of_places() {
 
 #[test]
 fn populated_files_are_counted() {
-    let main = r"int main(void) {
+    let main = r"
+    #include <fcntl.h>
+    #include <sys/syscall.h>
+    int main(int count, char **words) {
         FILE *file = tmpfile();
-        if (!file || ftruncate(fileno(file), 8 << 20)) return 6;
+        if (!file || posix_fallocate(fileno(file), 0, 8 << 20)) return 6;
+        /* Holes of a file in memory stay. */
+        int sparse = syscall(SYS_memfd_create, (long)words[0], 0L);
+        if (sparse < 0 || ftruncate(sparse, 8 << 20) || write(sparse, words[0], 1) != 1) return 7;
+        mmap(0, 8 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, sparse, 0);
         for (int i = 0; i < 2; i++) mmap(0, 8 << 20, PROT_READ, MAP_SHARED, fileno(file), 0);
         return 5;
     }";
@@ -185,6 +192,52 @@ fn populated_files_are_counted() {
         assert_eq!(values(lines, "populated_files"), [2]);
         assert_eq!(values(lines, "populated_file_bytes"), [16 << 20]);
         assert!(ran.err.contains("    populate-files: 2 mappings of 16.0 MiB\n"), "{}", ran.err);
+    });
+}
+
+#[test]
+fn block_that_realloc_keeps_is_not_populated_again() {
+    let main = r"int main(void) {
+        void *block = malloc(8 << 20);
+        block = realloc(block, (8 << 20) + 1);
+        free(block);
+        return 5;
+    }";
+    reported("populate=1M", main, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "resident_blocks"), [1]);
+        assert_eq!(values(lines, "populated_blocks"), [1]);
+    });
+}
+
+/// A program that touches 4 MiB of a watched block in order, after `BEFORE`.
+const TOUCHES: &str = r"
+#include <time.h>
+#define SIZE (16 << 20)
+int main(void) {
+    struct timespec pause = { 0, 1000000 };
+    char *block = MAP(SIZE);
+    BEFORE
+    for (long at = 0; at < 4 << 20; at += 4096) {
+        block[at] = 1;
+        if (at % (64 << 10) == 0) nanosleep(&pause, 0);
+    }
+    return 5;
+}";
+
+#[test]
+fn huge_page_advice_keeps_the_watch_and_a_moved_mapping_ends_it() {
+    let advice = TOUCHES.replace("BEFORE", "if (madvise(block, SIZE, MADV_HUGEPAGE)) return 6;");
+    reported("prefault-ahead=4M,no-thp", &advice, |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert!(values(lines, "prefaulted_bytes")[0] > 0, "{}", ran.err);
+    });
+    let moved = "int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        char *other = mmap(0, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (mremap(other, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, block) != block) return 6;";
+    reported("prefault-ahead=4M,no-thp", &TOUCHES.replace("BEFORE", moved), |ran, lines| {
+        assert_eq!(ran.code, Some(5));
+        assert_eq!(values(lines, "prefaulted_bytes"), [0], "{}", ran.err);
     });
 }
 
@@ -238,14 +291,24 @@ fn refused_operations_are_warnings_without_a_report() {
 #[test]
 fn signals_and_status_pass_through_a_report() {
     let place = Place::new();
-    let script = "trap 'exit 9' TERM; echo ready; for i in $(seq 500); do sleep 0.01; done";
-    let mut run = place.command(&["--apply", "populate", "--report"], &["sh", "-c", script]);
-    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-    let mut first = String::new();
-    let mut output = BufReader::new(child.stdout.take().expect("piped"));
-    output.read_line(&mut first).expect("text");
-    common::send(&child, Signal::SIGTERM);
-    assert_eq!(child.wait().expect("it ends").code(), Some(9));
+    for (name, signal) in [
+        ("TERM", Signal::SIGTERM),
+        ("USR1", Signal::SIGUSR1),
+        ("USR2", Signal::SIGUSR2),
+        ("WINCH", Signal::SIGWINCH),
+        ("CONT", Signal::SIGCONT),
+    ] {
+        let script =
+            format!("trap 'exit 9' {name}; echo ready; for i in $(seq 500); do sleep 0.01; done");
+        let mut run = place.command(&["--apply", "populate", "--report"], &["sh", "-c", &script]);
+        let mut child =
+            run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let mut first = String::new();
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        output.read_line(&mut first).expect("text");
+        common::send(&child, signal);
+        assert_eq!(child.wait().expect("it ends").code(), Some(9), "{name}");
+    }
     let ended = |script| {
         Ran::of(&mut place.command(&["--apply", "populate", "--report"], &["sh", "-c", script]))
     };
@@ -254,6 +317,27 @@ fn signals_and_status_pass_through_a_report() {
     let ran = ended("true");
     let line = "  1 process without large blocks: sh\n";
     assert!(ran.err.ends_with(line) && ran.code == Some(0), "{}", ran.err);
+}
+
+#[test]
+fn ignored_sigpipe_stays_ignored() {
+    let place = Place::new();
+    for report in [&[][..], &["--report"]] {
+        for (trap, ignored) in [("trap '' PIPE; ", true), ("", false)] {
+            // Bit 12 of the mask is SIGPIPE. Each program of the test starts without the bit.
+            let run = place.command(
+                &[&["--apply", "populate"][..], report].concat(),
+                &["sh", "-c", "grep SigIgn /proc/self/status"],
+            );
+            let mut sh = std::process::Command::new("env");
+            sh.args(["--default-signal=PIPE", "sh", "-c", &format!("{trap}exec \"$@\""), "sh"]);
+            sh.arg(run.get_program()).args(run.get_args()).env_remove("LD_PRELOAD");
+            let ran = Ran::of(sh.env("XDG_CACHE_HOME", place.path("cache")));
+            let mask = ran.out.trim().rsplit('\t').next().unwrap_or_default();
+            let mask = u64::from_str_radix(mask, 16).expect("a mask");
+            assert_eq!((mask >> 12) & 1 == 1, ignored, "{report:?}: {}", ran.out);
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// `refuse` lets the kernel refuse an advice of `madvise` from then on, as a filter of a container
-/// does. `refused` is a program whose blocks are refused.
+/// does: the library does not detect a direct call of the kernel. `refused` is a program whose
+/// blocks are refused.
 const REFUSE: &str = r"
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -25,7 +26,7 @@ static void refuse(unsigned advice, unsigned code) {
         { 0x06, 0, 0, 0x50000 | code }, { 0x06, 0, 0, 0x7fff0000 },
     };
     struct steps filter = { 6, all };
-    if (prctl(38, 1, 0, 0, 0) || prctl(22, 2, &filter)) exit(80);
+    if (prctl(38, 1, 0, 0, 0) || syscall(SYS_prctl, 22, 2, &filter, 0, 0)) exit(80);
 }
 void *volatile keep;
 static void refused(unsigned code) {

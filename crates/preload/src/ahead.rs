@@ -177,6 +177,22 @@ pub fn watch(block: usize, bytes: usize) {
     report::add(Count::UnwatchedBlocks, 1);
 }
 
+/// Ends the watch of all blocks, and waits for the end of the helper for 100 ms at most.
+pub fn end() {
+    /// The number of pauses of [`PART_TIME`].
+    const PAUSES: u32 = 2000;
+    let Some(table) = table() else { return };
+    forget_range(0, usize::MAX);
+    table.news.fetch_add(1, Ordering::Release);
+    syscall::wake(&table.news);
+    for _ in 0..PAUSES {
+        if table.helper.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        syscall::wait(&table.helper, 1, PART_TIME);
+    }
+}
+
 /// Ends the watch of a block that the allocator frees or moves.
 #[cold]
 pub fn forget_block(block: usize) {

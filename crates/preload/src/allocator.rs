@@ -24,19 +24,21 @@ static FREE: Next = Next::new(c"free");
 static MEMALIGN: Next = Next::new(c"memalign");
 static ALIGNED_ALLOC: Next = Next::new(c"aligned_alloc");
 
-/// Passes a new block to the operations if the allocator has made a mapping for the block.
+/// Passes a new block of the function `by` to the operations if the allocator of the C library has
+/// made a mapping for the block.
 #[inline]
-fn made(block: *mut c_void, bytes: usize) -> *mut c_void {
-    if !block.is_null() && bytes >= blocks::smallest() && mapped(block, bytes) {
+fn made(by: &Next, block: *mut c_void, bytes: usize) -> *mut c_void {
+    if !block.is_null() && bytes >= blocks::smallest() && by.is_in_libc() && mapped(block, bytes) {
         blocks::made(block as usize, bytes);
     }
     block
 }
 
-/// Ends the operations on a block that the allocator frees or moves.
+/// Ends the operations on a block that the function `by` frees or moves. A function of another
+/// library also gets blocks of that library, which have no word of glibc.
 #[inline]
-fn freed(block: *mut c_void) {
-    if !block.is_null() && ahead::is_watching() && mapped(block, usize::MAX) {
+fn freed(by: &Next, block: *mut c_void) {
+    if !block.is_null() && ahead::is_watching() && (!by.is_in_libc() || mapped(block, usize::MAX)) {
         ahead::forget_block(block as usize);
     }
 }
@@ -53,11 +55,12 @@ fn mapped(block: *mut c_void, bytes: usize) -> bool {
     }
 }
 
-/// Returns glibc's function if glibc's allocator serves the program, or else the next function.
+/// Returns glibc's function if glibc's allocator serves the program and no other library replaces
+/// the function, or else the next function.
 macro_rules! original {
     ($libc:ident, $next:ident, $type:ty) => {
         match allocator() {
-            Allocator::Glibc => symbols::$libc(),
+            Allocator::Glibc if $next.is_in_libc() => symbols::$libc(),
             // SAFETY: the symbol table has returned this function by its name.
             _ => $next.address().map(|address| unsafe { transmute::<usize, $type>(address) }),
         }
@@ -76,7 +79,7 @@ fn missing() -> *mut c_void {
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
     match original!(libc_malloc, MALLOC, Malloc) {
         // SAFETY: the original function, with the same meaning.
-        Some(original) => made(unsafe { original(bytes) }, bytes),
+        Some(original) => made(&MALLOC, unsafe { original(bytes) }, bytes),
         None => missing(),
     }
 }
@@ -87,12 +90,16 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     // musl's `calloc` reads all pages of a block if `malloc` has a hook. A new mapping is zero.
     if let Some(all @ MAPPED_BY_MUSL..) = count.checked_mul(bytes)
         && allocator() == Allocator::Musl
+        && CALLOC.is_in_libc()
     {
         return malloc(all);
     }
     match original!(libc_calloc, CALLOC, Calloc) {
-        // SAFETY: the original function, with the same meaning.
-        Some(original) => made(unsafe { original(count, bytes) }, count.wrapping_mul(bytes)),
+        Some(original) => {
+            // SAFETY: the original function, with the same meaning.
+            let block = unsafe { original(count, bytes) };
+            made(&CALLOC, block, count.wrapping_mul(bytes))
+        }
         None => missing(),
     }
 }
@@ -102,7 +109,7 @@ pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
 pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
     match original!(libc_memalign, ALIGNED_ALLOC, Calloc) {
         // SAFETY: the original function, with the same meaning.
-        Some(original) => made(unsafe { original(align, bytes) }, bytes),
+        Some(original) => made(&ALIGNED_ALLOC, unsafe { original(align, bytes) }, bytes),
         None => missing(),
     }
 }
@@ -112,7 +119,7 @@ pub extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
 pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     match original!(libc_memalign, MEMALIGN, Calloc) {
         // SAFETY: the original function, with the same meaning.
-        Some(original) => made(unsafe { original(align, bytes) }, bytes),
+        Some(original) => made(&MEMALIGN, unsafe { original(align, bytes) }, bytes),
         None => missing(),
     }
 }
@@ -123,11 +130,11 @@ pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
 /// The block was allocated by this library's functions, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    freed(block);
+    freed(&REALLOC, block);
     match original!(libc_realloc, REALLOC, Realloc) {
         // SAFETY: the original function, with the same meaning; by the contract, the block is
         // valid.
-        Some(original) => made(unsafe { original(block, bytes) }, bytes),
+        Some(original) => made(&REALLOC, unsafe { original(block, bytes) }, bytes),
         None => missing(),
     }
 }
@@ -138,7 +145,7 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_voi
 /// The block was allocated by this library's functions, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
-    freed(block);
+    freed(&FREE, block);
     if let Some(original) = original!(libc_free, FREE, Free) {
         // SAFETY: the original function, with the same meaning; by the contract, the block is
         // valid.

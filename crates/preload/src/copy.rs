@@ -4,7 +4,7 @@
 //! strict accounting of memory (`vm.overcommit_memory=2`) must be off.
 
 use crate::layout::Reason;
-use crate::{page, syscall};
+use crate::{discard, page, syscall};
 use core::ffi::c_int;
 use core::ptr;
 
@@ -122,10 +122,18 @@ impl Copied {
         if !is_of_file_alone(self.text, self.text + self.len) {
             return Err((Reason::Changed, 0));
         }
+        let end = self.text + self.len;
+        // From now on advice of the program discards no page of the range.
+        if !discard::add(self.text, end) {
+            return Err((Reason::Segments, 0));
+        }
         // SAFETY: the new pages have the contents and the permissions of the pages that they
         // replace.
         let replaced = unsafe { syscall::replace(self.copy, self.len, self.text) };
-        replaced.map_err(|code| (Reason::Place, code))?;
+        if let Err(code) = replaced {
+            discard::forget(self.text, end);
+            return Err((Reason::Place, code));
+        }
         // The memory of the copy is in its new place.
         core::mem::forget(self);
         Ok(())

@@ -6,7 +6,7 @@
 use crate::ahead::{self, BUSY, Slot, Table, WATCHED};
 use crate::layout::{Count, Reason};
 use crate::populate::MADV_POPULATE_WRITE;
-use crate::{page, report, residency, syscall};
+use crate::{page, report, residency, stop, syscall};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering;
@@ -43,6 +43,10 @@ fn watch(table: &Table) {
     let (mut pause, mut waited) = (SHORTEST, 0);
     loop {
         let news = table.news.load(Ordering::Acquire);
+        if stop::code().is_some() {
+            table.helper.store(0, Ordering::Release);
+            return;
+        }
         let mut found = Found::Unchanged;
         for slot in &table.slots {
             if slot.state.load(Ordering::Relaxed) == WATCHED {

@@ -95,6 +95,14 @@ pub enum Reason {
 
 /// The remedy for text that is smaller than the huge pages of large base pages.
 const SMALLER_PAGES: &str = "a kernel with base pages of 4 KiB has huge pages of 2 MiB";
+/// The program has installed a seccomp filter. This code and the next two are not codes of the
+/// kernel.
+pub const FILTER: u32 = 0x8001;
+/// The program uses `userfaultfd`.
+pub const USER_FAULTS: u32 = 0x8002;
+/// The block is larger than half of the available memory.
+pub const TOO_LARGE: u32 = 0x8003;
+
 /// `EINVAL`.
 const INVALID: u32 = 22;
 /// `ENOMEM`.
@@ -123,7 +131,7 @@ impl Reason {
 
     /// Returns the error code of the kernel in the word of this reason, if the word has one.
     pub fn error(self, code: u32) -> Option<u32> {
-        (code != 0 && self != Self::Short).then_some(code)
+        (code != 0 && code < FILTER && self != Self::Short).then_some(code)
     }
 
     /// Returns the name of the operation in `--apply`.
@@ -139,6 +147,28 @@ impl Reason {
     /// Returns the reason as text, and the remedy. `code` is the code in the word of this reason,
     /// or 0.
     pub fn text(self, code: u32) -> (&'static str, &'static str) {
+        match code {
+            FILTER => {
+                return (
+                    "the program has installed a seccomp filter, which could forbid the calls of \
+                     the library",
+                    "populate memory that the program allocates before the filter",
+                );
+            }
+            USER_FAULTS => {
+                return (
+                    "the program provides the contents of pages by userfaultfd",
+                    "remove this advice",
+                );
+            }
+            TOO_LARGE => {
+                return (
+                    "the block is larger than half of the available memory",
+                    "raise the limit of the program's control group, or use prefault-ahead",
+                );
+            }
+            _ => {}
+        }
         match self {
             Self::Collapse => (
                 "the kernel has no huge pages for the program's file",

@@ -14,7 +14,8 @@
 //! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start, and when libraries are opened | [`text`] |
 //!
 //! The hooks of the program's calls are in [`allocator`] and [`mapping`], and [`dlsym`] detects new
-//! libraries. A hook of an allocation calls the original function first, and the operation follows.
+//! libraries. [`calls`] detects programs in which the operations [`stop`]. A hook of an allocation
+//! calls the original function first, and the operation follows.
 //! The program continues without a failed operation; [`report`] counts operations and failures, and
 //! [`warning`] prints failures.
 
@@ -22,8 +23,11 @@
 
 pub mod ahead;
 pub mod allocator;
+pub mod available;
 pub mod blocks;
+pub mod calls;
 pub mod copy;
+pub mod discard;
 pub mod dlsym;
 pub mod environment;
 pub mod errno;
@@ -39,6 +43,7 @@ pub mod populate;
 pub mod report;
 pub mod residency;
 pub mod start;
+pub mod stop;
 pub mod symbols;
 pub mod syscall;
 pub mod text;

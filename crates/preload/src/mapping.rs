@@ -6,7 +6,7 @@
 //! program manages the pages by itself.
 
 use crate::next::Next;
-use crate::{ahead, blocks, errno, files, syscall};
+use crate::{ahead, blocks, discard, errno, files, syscall};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use core::ptr;
@@ -47,14 +47,14 @@ pub unsafe extern "C" fn mmap(
     offset: i64,
 ) -> *mut c_void {
     if flags & MAP_FIXED != 0 {
-        changes(at, len);
+        replaces(at, len);
     }
     // SAFETY: the arguments come from the caller, who requests this call.
     let start = unsafe { original_mmap(at, len, prot, flags, file, offset) };
     if start != FAILED && len >= blocks::smallest() && is_memory(prot, flags) {
         blocks::made(start as usize, len);
     } else if start != FAILED && len >= files::from() && files::is_data(prot, flags) {
-        files::made(start as usize, len);
+        files::made(start as usize, len, file);
     }
     start
 }
@@ -115,6 +115,13 @@ fn changes(start: *mut c_void, len: usize) {
     }
 }
 
+/// Ends the operations in a range of which the program removes the pages.
+#[inline]
+fn replaces(start: *mut c_void, len: usize) {
+    changes(start, len);
+    discard::forget(start as usize, (start as usize).saturating_add(len));
+}
+
 /// Reports that the C library lacks a function.
 fn missing() -> c_int {
     errno::set(ENOSYS);
@@ -127,7 +134,7 @@ fn missing() -> c_int {
 /// The contract of the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
-    changes(start, len);
+    replaces(start, len);
     let Some(next) = MUNMAP.address() else { return missing() };
     // SAFETY: the symbol table has returned this function by its name; the caller's contract.
     unsafe {
@@ -150,9 +157,9 @@ pub unsafe extern "C" fn mremap(
     const FIXED: c_int = 2;
     type Mremap =
         unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
-    changes(start, len);
+    replaces(start, len);
     if flags & FIXED != 0 {
-        changes(to, new_len);
+        replaces(to, new_len);
     }
     let Some(next) = MREMAP.address() else {
         missing();
@@ -175,12 +182,11 @@ pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) 
         changes(start, len);
     }
     let Some(next) = MADVISE.address() else { return missing() };
-    // SAFETY: the symbol table has returned this function by its name; the caller's contract.
-    unsafe {
-        transmute::<usize, unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int>(next)(
-            start, len, advice,
-        )
-    }
+    discard::advise(start as usize, len, advice, |start, len| {
+        type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
+        // SAFETY: the symbol table has returned this function by its name; the caller's contract.
+        unsafe { transmute::<usize, Madvise>(next)(start as *mut c_void, len, advice) }
+    })
 }
 
 /// The C function `mprotect`.

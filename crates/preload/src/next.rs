@@ -8,7 +8,7 @@
 
 use crate::symbols::{self, Object, ProgramHeader};
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The allocator that serves the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub struct Next {
     name: &'static CStr,
     /// The address, [`UNREAD`] or [`MISSING`].
     address: AtomicUsize,
+    /// The function belongs to the C library. Valid after the address was found.
+    in_libc: AtomicBool,
 }
 
 const UNREAD: usize = 0;
@@ -67,25 +69,34 @@ const MISSING: usize = 1;
 impl Next {
     /// Declares the function `name`.
     pub const fn new(name: &'static CStr) -> Self {
-        Self { name, address: AtomicUsize::new(UNREAD) }
+        Self { name, address: AtomicUsize::new(UNREAD), in_libc: AtomicBool::new(false) }
     }
 
     /// Returns the address of the function, or `None` if no library after this library has the
     /// function.
     #[inline]
     pub fn address(&self) -> Option<usize> {
-        let address = match self.address.load(Ordering::Relaxed) {
+        let address = match self.address.load(Ordering::Acquire) {
             UNREAD => self.find(),
             known => known,
         };
         (address != MISSING).then_some(address)
     }
 
+    /// Returns whether the function belongs to the C library. Another library between this library
+    /// and the C library can replace some functions of an allocator.
+    #[inline]
+    pub fn is_in_libc(&self) -> bool {
+        self.address().is_some() && self.in_libc.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn find(&self) -> usize {
-        let found = look_up(self.name).address.max(MISSING);
-        self.address.store(found, Ordering::Relaxed);
-        found
+        let found = look_up(self.name);
+        let address = found.address.max(MISSING);
+        self.in_libc.store(found.in_libc, Ordering::Relaxed);
+        self.address.store(address, Ordering::Release);
+        address
     }
 }
 

@@ -1,12 +1,12 @@
 //! Populates a new block at once, by `MADV_POPULATE_WRITE` (Linux 5.14).
 //!
 //! A block is populated if it has at least as many bytes as the variable `FAULTLESS_POPULATE`
-//! specifies, and is not resident. Without the variable, or if the kernel refuses, no page is
-//! populated.
+//! specifies, is not resident, and is not larger than half of the [`available`] memory. Without the
+//! variable, or if the kernel refuses, no page is populated.
 
 use crate::environment::{OFF, Size};
-use crate::layout::{Count, Reason};
-use crate::{ahead, files, page, report, residency, syscall};
+use crate::layout::{Count, Reason, TOO_LARGE};
+use crate::{ahead, available, files, page, report, residency, syscall};
 use core::ptr;
 
 /// The advice that populates pages for writing.
@@ -33,6 +33,10 @@ pub fn block(start: usize, bytes: usize) {
     }
     if residency::is_resident(end - page::size()) {
         report::add(Count::ResidentBlocks, 1);
+        return;
+    }
+    if !available::permits(end - begin) {
+        report::refuse(Reason::Populate, TOO_LARGE as i32);
         return;
     }
     // SAFETY: the pages belong to a block that was just allocated, and populating changes no byte

@@ -16,7 +16,7 @@
 
 use crate::environment::number;
 use crate::layout::{CLAIMED, Count, MARK, NAME, PROCESS, RECORDS, Reason, WORDS};
-use crate::{page, syscall};
+use crate::{page, stop, syscall};
 use core::ffi::{CStr, c_int};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -84,6 +84,10 @@ fn record() -> &'static Record {
         unsafe { (SHARED.load(Ordering::Acquire).as_ref(), OWN.load(Ordering::Acquire).as_ref()) };
     let (Some(records), Some(own)) = (shared, own) else { return &LOCAL };
     let known = own.load(Ordering::Relaxed);
+    // A filter of the program could forbid the calls of a claim.
+    if known == 0 && stop::is_filtered() {
+        return &LOCAL;
+    }
     let number = if known == 0 { claim(records, own) } else { known };
     records.get(number as usize).unwrap_or(&LOCAL)
 }
@@ -105,6 +109,11 @@ fn claim(records: &[Record; RECORDS], own: &AtomicU32) -> u32 {
         record[PROCESS].store(syscall::getpid() as u64, Ordering::Release);
     }
     number
+}
+
+/// Claims the record of this process, unless the process has a record.
+pub fn prepare() {
+    record();
 }
 
 /// Adds `number` to a count of this process.

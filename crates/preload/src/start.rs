@@ -1,7 +1,7 @@
 //! The start of the library, before the program's `main`, and its end.
 
 use crate::{
-    ahead, allocator, dlsym, environment, mapping, populate, report, symbols, text, warning,
+    ahead, allocator, calls, dlsym, environment, mapping, populate, report, symbols, text, warning,
 };
 use core::ffi::{CStr, c_char, c_int};
 
@@ -16,6 +16,7 @@ extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *cons
     allocator::find_next();
     mapping::find_next();
     dlsym::find_next();
+    calls::find_next();
     let environment = symbols::environment().unwrap_or(environment);
     // SAFETY: the list of the C library, or of the loader, before the program starts.
     let variable = |name| unsafe { environment::find(environment, name) };

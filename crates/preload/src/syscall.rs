@@ -21,6 +21,7 @@ mod number {
     pub const MREMAP: usize = 25;
     pub const MADVISE: usize = 28;
     pub const MINCORE: usize = 27;
+    pub const FSTATFS: usize = 138;
     pub const FUTEX: usize = 202;
     pub const GETPID: usize = 39;
     pub const KILL: usize = 62;
@@ -50,6 +51,7 @@ mod number {
     pub const MPROTECT: usize = 226;
     pub const MADVISE: usize = 233;
     pub const MINCORE: usize = 232;
+    pub const FSTATFS: usize = 44;
     pub const FUTEX: usize = 98;
     pub const GETPID: usize = 172;
     pub const KILL: usize = 129;
@@ -270,13 +272,39 @@ pub fn size(file: c_int) -> Result<usize, c_int> {
 /// # Errors
 /// The error code of the kernel.
 pub fn identity(file: c_int) -> Result<[u64; 2], c_int> {
-    // The first words of C's `struct stat`, which has at most 144 bytes.
+    stat(file).map(|stat| [stat[0], stat[1]])
+}
+
+/// Returns whether a file has holes: fewer blocks than bytes.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn has_holes(file: c_int) -> Result<bool, c_int> {
+    stat(file).map(|stat| stat[8].saturating_mul(512) < stat[6])
+}
+
+/// Returns the words of C's `struct stat`, which has at most 144 bytes.
+fn stat(file: c_int) -> Result<[u64; 18], c_int> {
     let mut stat = [0_u64; 18];
     // SAFETY: the kernel writes into the words.
     checked(unsafe {
         call(number::FSTAT, [file as usize, stat.as_mut_ptr() as usize, 0, 0, 0, 0])
     })?;
-    Ok([stat[0], stat[1]])
+    Ok(stat)
+}
+
+/// Returns the number of a file's kind of file system.
+///
+/// # Errors
+/// The error code of the kernel.
+pub fn file_system(file: c_int) -> Result<u64, c_int> {
+    // C's `struct statfs` has 120 bytes.
+    let mut system = [0_u64; 15];
+    // SAFETY: the kernel writes into the words.
+    checked(unsafe {
+        call(number::FSTATFS, [file as usize, system.as_mut_ptr() as usize, 0, 0, 0, 0])
+    })?;
+    Ok(system[0])
 }
 
 /// Writes bytes to a file in one call, if the file accepts them at once. A failed write has no

@@ -45,7 +45,7 @@ use crate::layout::{Count, Reason};
 use crate::loaded::{Examined, examine, forget_examined, large_text, relocates_text, text};
 use crate::maps::{self, Mapping};
 use crate::symbols::{self, Object};
-use crate::{page, report, syscall};
+use crate::{page, report, stop, syscall};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -89,6 +89,9 @@ pub fn start(way: Way) {
 /// Moves the eligible segments of libraries that were opened since the last call.
 #[inline]
 pub fn move_opened() {
+    if stop::is_filtered() {
+        return;
+    }
     match WAY.load(Ordering::Relaxed) {
         0 => {}
         1 => move_new(Way::Collapse, true),

@@ -4,11 +4,12 @@
 //! The C library reports the end of a program that returns from `main` or calls `exit`. A program
 //! that calls `_exit`, or that a signal kills, prints no warning at its end. Warnings at the end go
 //! to the file that was standard error at the start, and are omitted if the program has closed
-//! this file, or uses its descriptor for another file. A line that a slow reader would delay is
+//! this file, or uses its descriptor for another file. After a seccomp filter of the program no
+//! warning is printed. A line that a slow reader would delay is
 //! omitted, too.
 
 use crate::layout::Reason;
-use crate::{report, syscall};
+use crate::{report, stop, syscall};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -38,7 +39,8 @@ pub fn start() {
 
 /// Prints the operations that were refused after the start, with their numbers.
 pub extern "C" fn end() {
-    if PROCESS.load(Ordering::Relaxed) != syscall::getpid() {
+    // A filter could end the program at the calls of a warning.
+    if stop::is_filtered() || PROCESS.load(Ordering::Relaxed) != syscall::getpid() {
         return;
     }
     let [device, inode] = FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -68,9 +70,9 @@ fn print(number: impl Fn(&mut Message, u64)) {
         message.push(reason.operation().as_bytes());
         number(&mut message, times);
         message.push(why.as_bytes());
-        if let Some(code) = reason.error(code) {
+        if let Some(error) = reason.error(code) {
             message.push(b" (error ");
-            message.push_number(code.into());
+            message.push_number(error.into());
             message.push(b")");
         }
         for part in [": ", remedy, "\n"] {

@@ -27,6 +27,12 @@ const MOST_OF_LINE: u64 = 256;
 
 /// Names of allocators, as found in the linked or preloaded libraries of a program.
 const LINKED: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
+/// Libraries of sanitizers that must be loaded before all others. The static library of a
+/// sanitizer, and the library of the sanitizer of undefined behaviour, have no such condition.
+const SANITIZERS: [&str; 5] = ["libasan", "libhwasan", "liblsan", "libmsan", "libtsan"];
+/// The names of these libraries in clang.
+const CLANG_SANITIZERS: [&str; 4] =
+    ["libclang_rt.asan", "libclang_rt.hwasan", "libclang_rt.lsan", "libclang_rt.tsan"];
 /// The start of messages of allocators linked statically into a program, as in `rustc`.
 const BUILT_IN: [&str; 2] = ["<jemalloc>: ", "mimalloc: "];
 
@@ -69,6 +75,8 @@ pub struct Program {
     pub variables: Variables,
     /// The program has other rights than its user, so the loader ignores variables.
     pub privileged: bool,
+    /// Linked with the library of a sanitizer, which must be the first library.
+    pub sanitizer: bool,
     /// Made for another machine, such as one with 32-bit addresses.
     pub foreign: bool,
 }
@@ -98,6 +106,7 @@ impl Program {
             program.glibc = false;
             program.allocator = true;
         }
+        program.sanitizer |= is_sanitizer(preloaded.as_bytes());
         let name = file.as_deref().and_then(Path::file_name).unwrap_or_default();
         program.python = name.as_bytes().starts_with(b"python");
         program.privileged = file.is_some_and(|file| {
@@ -228,6 +237,12 @@ impl Program {
                 "the program gets other rights than its user (setuid, setgid or capabilities): \
                  the loader ignores LD_PRELOAD",
             )
+        } else if self.sanitizer {
+            Some(
+                "the library of a sanitizer (libasan, libtsan, ...) must be loaded before all \
+                 others: link AddressSanitizer statically (-static-libasan), or build the program \
+                 without the sanitizer",
+            )
         } else {
             None
         }
@@ -281,6 +296,7 @@ impl Program {
             unretains: linked::unretains(bytes),
             variables: Variables::default(),
             privileged: false,
+            sanitizer: is_sanitizer(needed),
             foreign: !is_of_this_machine(&file),
         }
     }
@@ -307,6 +323,12 @@ fn changes_rights(mode: u32, owner: (u32, u32), capabilities: bool, user: (u32, 
 /// Returns whether glibc's `malloc` reads the variable `name`.
 fn of_malloc(name: &str) -> bool {
     name == "GLIBC_TUNABLES" || name.starts_with("MALLOC_") && name != CONF
+}
+
+/// Returns whether the names of libraries contain a sanitizer that must be the first library.
+fn is_sanitizer(names: &[u8]) -> bool {
+    SANITIZERS.iter().chain(&CLANG_SANITIZERS).any(|name| has(names, &format!("{name}.so")))
+        || CLANG_SANITIZERS.iter().any(|name| has(names, &format!("{name}-")))
 }
 
 /// Returns whether `bytes` contain `word`.

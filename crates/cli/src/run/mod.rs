@@ -3,6 +3,7 @@
 //! The command becomes the program (exec), so that process identifier, signals, terminal and exit
 //! status are the program's own. With `--report` the command is the parent of the program.
 
+mod pipe;
 mod print;
 mod report;
 
@@ -57,7 +58,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
     /// Wait for the end of the program, and print the operations of the preloaded library in each
-    /// process on standard error. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to the program
+    /// process on standard error. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
+    /// SIGWINCH and SIGCONT are forwarded to the program
     #[arg(long, conflicts_with = "print")]
     pub report: bool,
     /// Write the counts of --report to FILE, one JSON object per line
@@ -116,6 +118,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     };
     let mut command = Command::new(name);
     effect.put(command.args(words), library.as_deref());
+    pipe::restore(&mut command);
     if args.report || args.json.is_some() {
         if effect.preload.any() {
             return report::run(&mut command, name, &effect.preload, args.json.as_deref());

@@ -15,6 +15,8 @@ use std::thread::JoinHandle;
 use std::{fs, thread};
 
 const HELD: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// Further signals that [`Signals::run`] forwards.
+const FURTHER: [libc::c_int; 4] = [libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT];
 /// The interval at which the waiting thread checks for its end, in nanoseconds.
 const LOOK: libc::c_long = 20_000_000;
 
@@ -47,19 +49,30 @@ impl Signals {
     }
 
     /// Starts `command`, forwards signals sent to this process to the program, and waits for its
-    /// end.
+    /// end. SIGUSR1, SIGUSR2, SIGWINCH and SIGCONT are forwarded, too, and stay blocked until the
+    /// value is dropped.
     ///
     /// # Errors
     /// The program cannot be executed.
     pub fn run(&self, command: &mut Command) -> io::Result<ExitStatus> {
-        let through = || {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: both sets are valid to read and to write. The call fails only for a wrong first
+        // argument.
+        let before = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set(&FURTHER), before.as_mut_ptr());
+            before.assume_init()
+        };
+        let through = move || {
+            // SAFETY: the set is valid to read.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
             Self::let_through();
             Ok(())
         };
-        // SAFETY: between fork and exec the closure makes one call, which is async-signal-safe.
+        // SAFETY: between fork and exec the closure makes calls that are async-signal-safe.
         let mut child = unsafe { command.pre_exec(through) }.spawn()?;
         let pid = child.id();
-        let forwarder = Self::forward_by(move |signal| kill(pid, signal));
+        let all = [HELD, FURTHER].concat();
+        let forwarder = Self::forward_by(set(&all), move |signal| kill(pid, signal));
         await_end(pid);
         // The identifier of the program is not reused before it is reaped.
         drop(forwarder);
@@ -69,16 +82,19 @@ impl Signals {
     /// Forwards signals sent to this process to the children of the process `perf`, until the guard
     /// is dropped.
     pub(super) fn forward(&self, perf: u32) -> Forwarder {
-        Self::forward_by(move |signal| send(signal, perf))
+        Self::forward_by(held(), move |signal| send(signal, perf))
     }
 
-    fn forward_by(send: impl Fn(libc::c_int) + Send + 'static) -> Forwarder {
+    fn forward_by(
+        signals: libc::sigset_t,
+        send: impl Fn(libc::c_int) + Send + 'static,
+    ) -> Forwarder {
         let done = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&done);
         let thread = thread::spawn(move || {
             while !over.load(Ordering::Acquire) {
                 // A signal of the keyboard has reached the program already.
-                if let Some((signal, true)) = next() {
+                if let Some((signal, true)) = within(&signals, LOOK) {
                     send(signal);
                 }
             }
@@ -109,12 +125,16 @@ impl Drop for Forwarder {
 }
 
 fn held() -> libc::sigset_t {
+    set(&HELD)
+}
+
+fn set(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the set is valid to write; the signals are valid numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for signal in HELD {
-            libc::sigaddset(set.as_mut_ptr(), signal);
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), *signal);
         }
         set.assume_init()
     }
@@ -122,20 +142,21 @@ fn held() -> libc::sigset_t {
 
 /// Returns the next signal, if one arrives soon, and whether a process sent it.
 pub(super) fn next() -> Option<(libc::c_int, bool)> {
-    within(LOOK)
+    within(&held(), LOOK)
 }
 
 /// Returns whether a signal has arrived.
 pub(super) fn arrived() -> bool {
-    within(0).is_some()
+    within(&held(), 0).is_some()
 }
 
-/// Returns the next signal within some nanoseconds, and whether a process sent it.
-fn within(nanoseconds: libc::c_long) -> Option<(libc::c_int, bool)> {
+/// Returns the next of the blocked `signals` within some nanoseconds, and whether a process sent
+/// the signal.
+fn within(signals: &libc::sigset_t, nanoseconds: libc::c_long) -> Option<(libc::c_int, bool)> {
     let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: set and time are valid to read, the information to write.
-    let signal = unsafe { libc::sigtimedwait(&held(), info.as_mut_ptr(), &time) };
+    let signal = unsafe { libc::sigtimedwait(signals, info.as_mut_ptr(), &time) };
     // SAFETY: all zeros are valid, and so is the data written by the call.
     let info = unsafe { info.assume_init() };
     // Codes above zero are the kernel's own.

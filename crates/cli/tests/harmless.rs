@@ -1,0 +1,241 @@
+//! The preloaded library in programs that populated pages or further system calls could harm.
+
+mod common;
+
+use common::Ran;
+use common::program::{Place, compilers};
+use std::process::Command;
+
+/// Compiles the program of `main` for each C library, and runs the program with `--report`. Checks
+/// the status of the program, and that the report has `line`.
+#[track_caller]
+fn reported(advice: &str, main: &str, status: i32, line: &str) {
+    let place = Place::new();
+    for compiler in compilers() {
+        let program = place.compile(compiler, compiler, main, &["-O1", "-pthread", "-w"]);
+        let options = ["--apply", advice, "--report"];
+        let ran = Ran::of(&mut place.command(&options, &[&program]));
+        assert_eq!(ran.code, Some(status), "{compiler} with {advice}: {}", ran.err);
+        assert!(ran.err.contains(line), "{compiler} with {advice}: no {line:?} in {}", ran.err);
+    }
+}
+
+/// A seccomp filter with the calls of `malloc` and `exit`. Another call ends the program by a
+/// signal.
+const FILTER: &str = r"
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+struct step { unsigned short code; unsigned char then, otherwise; unsigned value; };
+struct steps { unsigned short count; struct step *all; };
+static void restrict_calls(int by_prctl) {
+    static const int calls[] = { SYS_mmap, SYS_munmap, SYS_brk, SYS_mremap, SYS_mprotect,
+        SYS_madvise, SYS_futex, SYS_exit, SYS_exit_group };
+    struct step all[32] = { { 0x20, 0, 0, 0 } };
+    int count = 1;
+    for (int i = 0; i < sizeof calls / sizeof *calls; i++) {
+        all[count++] = (struct step){ 0x15, 0, 1, calls[i] };
+        all[count++] = (struct step){ 0x06, 0, 0, 0x7fff0000 };
+    }
+    all[count++] = (struct step){ 0x06, 0, 0, 0x80000000 };
+    struct steps filter = { count, all };
+    if (prctl(38, 1, 0, 0, 0)) exit(81);
+    if (by_prctl ? prctl(22, 2, &filter) : syscall(SYS_seccomp, 1, 0, &filter)) exit(82);
+}
+void *volatile keep;
+";
+
+#[test]
+fn operations_end_before_a_seccomp_filter_of_the_program() {
+    let refused = "populate: refused 2 times: the program has installed a seccomp filter";
+    for by_prctl in [0, 1] {
+        let main = format!(
+            "{FILTER}int main(void) {{
+                /* Questions to the kernel are no filters. */
+                if (!prctl(22, 2, 0) || !syscall(SYS_seccomp, 1, 0, 0)) return 1;
+                GROWS(8, MAP(8 << 20));
+                keep = MAP(80 << 20);
+                restrict_calls({by_prctl});
+                for (int i = 0; i < 2; i++) memset(keep = malloc(8 << 20), 1, 8 << 20);
+                return 5;
+            }}"
+        );
+        reported("populate=1M", &main, 5, refused);
+        reported("populate=1M,prefault-ahead", &main, 5, refused);
+    }
+}
+
+/// A new record of the report needs calls that the filter forbids.
+#[test]
+fn child_has_its_record_before_the_filter() {
+    let main = format!(
+        "{FILTER}int main(void) {{
+            int status;
+            /* The first call of glibc's malloc reads random numbers. */
+            keep = malloc(1);
+            if (!fork()) {{
+                restrict_calls(1);
+                keep = malloc(8 << 20);
+                exit(0);
+            }}
+            wait(&status);
+            return status ? 6 : 5;
+        }}"
+    );
+    reported("populate=1M", &main, 5, "populate: refused 1 time: the program has installed");
+}
+
+/// Ends with 5 if the library stops to populate and has no helper thread after `USED`.
+const USER_FAULTS: &str = r#"
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+void *volatile keep;
+static int threads(void) {
+    char line[256];
+    int count = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, file)) sscanf(line, "Threads: %d", &count);
+    fclose(file);
+    return count;
+}
+int main(void) {
+    GROWS(16, MAP(16 << 20));
+    MAP(80 << 20);
+    if (threads() != 2) return 1;
+    USED;
+    GROWS(0, keep = malloc(16 << 20));
+    MAP(80 << 20);
+    /* Without its end, the helper exists for 500 ms. */
+    for (int i = 0; i < 30 && threads() != 1; i++) usleep(10000);
+    return threads() == 1 ? 5 : 2;
+}"#;
+
+/// The program fills pages at their first touch. A failed call ends the operations, too.
+#[test]
+fn operations_end_before_userfaultfd() {
+    let refused = "populate: refused 2 times: the program provides the contents of pages by \
+                   userfaultfd: ";
+    for used in [
+        "syscall(SYS_userfaultfd, O_CLOEXEC)",
+        "ioctl(open(\"/dev/null\", O_RDWR), 0xc018aa3f, 0)",
+        "syscall(SYS_ioctl, open(\"/dev/null\", O_RDWR), 0xc018aa3f, 0)",
+    ] {
+        let main = USER_FAULTS.replace("USED", used);
+        reported("populate=1M,prefault-ahead", &main, 5, refused);
+    }
+}
+
+/// A library that replaces some functions of glibc's allocator. Its blocks are in a pool, before
+/// which no memory is mapped.
+const PARTS: &str = r#"
+extern void __libc_free(void *);
+static char *pool;
+static size_t used;
+int posix_memalign(void **block, size_t align, size_t bytes) {
+    if (!pool) {
+        pool = (char *)MAP(33 << 20) + (1 << 20);
+        munmap(pool - (1 << 20), 1 << 20);
+    }
+    size_t at = (used + align - 1) & -align;
+    used = at + bytes;
+    *block = pool + at;
+    return 0;
+}
+void free(void *block) {
+    if (!pool || (char *)block < pool || (char *)block >= pool + (32 << 20)) __libc_free(block);
+}
+"#;
+
+#[test]
+fn library_that_replaces_parts_of_the_allocator_gets_its_calls() {
+    let place = Place::new();
+    let parts = place.compile("gcc", "libparts.so", PARTS, &["-shared", "-fPIC", "-w"]);
+    let main = "int main(void) {
+        void *block, *watched = malloc(80 << 20);
+        for (int i = 0; i < 100; i++) {
+            if (!watched || posix_memalign(&block, 64, 1000)) return 1;
+            free(block);
+        }
+        GROWS(16, block = malloc(16 << 20));
+        free(block), free(watched);
+        return 5;
+    }";
+    let program = place.compile("gcc", "program", main, &["-O0"]);
+    let mut run = place.command(&["--apply", "populate=1M,prefault-ahead"], &[&program]);
+    let ran = Ran::of(run.env("LD_PRELOAD", parts));
+    assert_eq!((ran.code, &*ran.err), (Some(5), ""));
+}
+
+/// A program with 8.4 MiB of text. Ends with 5 if its text stays after advice that discards pages,
+/// and memory in front of the text and in its place is discarded.
+const DISCARDED: &str = r#"
+#define HUGE (2UL << 20)
+static int is_zero(char *page) { return page[0] == 0 && page[4095] == 0; }
+int main(void) {
+    if (getpid() == 1) __asm__ volatile(".fill 8800000, 1, 0x90");
+    char *text = (char *)(((unsigned long)main + 2 * HUGE) & -HUGE);
+    if (huge((unsigned long)text) < 2048) return 6;
+    int advices[] = { MADV_DONTNEED, MADV_FREE, 20, 21, 24 };
+    for (int i = 0; i < 5; i++) {
+        if (madvise(text, HUGE, advices[i]) || madvise(text + 4096, 4096, advices[i])) return 7;
+        if (text[0] != (char)0x90 || text[4097] != (char)0x90) return 8;
+    }
+    if (madvise(text, HUGE, 77) != -1 || errno != EINVAL) return 9;
+    /* The pages are the program's from here on. */
+    char *own = mmap(text, HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (own != text) return 10;
+    memset(own, 1, HUGE);
+    if (madvise(own, HUGE + 8192, MADV_DONTNEED) || !is_zero(own) || !is_zero(own + HUGE - 4096))
+        return 11;
+    return own[HUGE] == (char)0x90 ? 5 : 12;
+}"#;
+
+#[test]
+fn advice_that_discards_pages_keeps_copied_text() {
+    let place = Place::new();
+    for compiler in compilers() {
+        let program = place.compile(compiler, compiler, DISCARDED, &["-O1", "-w"]);
+        let ran = place.run("huge-text", &[&program]);
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}");
+    }
+}
+
+/// Runs a program with these contents of the kernel's files, given as shell words `PATH=TEXT`.
+/// Returns `None` without the permission to replace files of the kernel.
+fn with_files(place: &Place, program: &str, files: &[(&str, &str)]) -> Option<Ran> {
+    let mut script = String::from("set -e\n");
+    for (index, (path, text)) in files.iter().enumerate() {
+        let file = place.path(&format!("kernel-{index}"));
+        std::fs::write(&file, text).expect("written");
+        script += &format!("mount --bind {} {path} || exit 77\n", file.display());
+    }
+    script += "exec \"$@\"\n";
+    let run = place.command(&["--apply", "populate=1M"], &[program]);
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-r", "-m", "sh", "-c", &script, "sh"]).arg(run.get_program());
+    unshare.args(run.get_args()).env_remove("LD_PRELOAD");
+    let ran = Ran::of(unshare.env("XDG_CACHE_HOME", place.path("cache")));
+    if matches!(ran.code, Some(1 | 77 | 127)) {
+        eprintln!("no permission to mount: not tested: {}", ran.err);
+        return None;
+    }
+    Some(ran)
+}
+
+#[test]
+fn blocks_beyond_half_of_the_available_memory_are_not_populated() {
+    let place = Place::new();
+    let main = "int main(void) {
+        GROWS(8, MAP(8 << 20));
+        GROWS(0, calloc(24 << 20, 1));
+        for (int i = 0; i < 8; i++) GROWS(4, MAP(4 << 20));
+        return 5;
+    }";
+    let program = place.compile("gcc", "program", main, &["-O0"]);
+    let host = ("/proc/meminfo", "MemTotal: 99999999 kB\nMemFree: 9 kB\nMemAvailable: 32768 kB\n");
+    let Some(ran) = with_files(&place, &program, &[host]) else { return };
+    let warning = "faultless: warning: populate: refused 1 time: the block is larger than half of \
+                   the available memory: ";
+    assert_eq!(ran.code, Some(5), "{}", ran.err);
+    assert!(ran.err.starts_with(warning) && ran.err.lines().count() == 1, "{}", ran.err);
+}
