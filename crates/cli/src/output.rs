@@ -151,17 +151,46 @@ impl Replacing {
         kept.map_err(|error| unwritten(&self.name, &error.error)).map(drop)
     }
 
+    /// Moves the complete `file` to its final path, beside the [old](Self::keep_old) file. Returns
+    /// `file` after an error.
+    pub fn put_beside_old(&self, file: NamedTempFile) -> Result<(), (CliError, NamedTempFile)> {
+        if let Err(error) = self.keep_old() {
+            return Err((error, file));
+        }
+        let Some(place) = &self.place else { return Ok(()) };
+        let kept = file.persist(place);
+        kept.map(drop).map_err(|error| (unwritten(&self.name, &error.error), error.file))
+    }
+
     /// Renames an existing file that is not empty to FILE.old, as perf does. Called before
     /// [`put`](Self::put).
     pub fn keep_old(&self) -> Result<(), CliError> {
-        let Some(place) = &self.place else { return Ok(()) };
-        if !fs::metadata(place).is_ok_and(|meta| meta.len() > 0) {
-            return Ok(());
-        }
-        let mut old = place.clone().into_os_string();
-        old.push(".old");
+        let Some((place, old)) = self.old() else { return Ok(()) };
         let kept = fs::rename(place, &old);
-        kept.map_err(|error| CliError::failed(Path::new(&old).display(), error))
+        kept.map_err(|error| CliError::failed(old.display(), error))
+    }
+
+    /// Checks that an existing file can be [kept](Self::keep_old).
+    pub fn check_old(&self) -> Result<(), CliError> {
+        match self.old() {
+            Some((place, old)) if old.is_dir() => Err(CliError::Failed(format!(
+                "{} is a directory, and would be the name of the existing {}: rename one of them, \
+                 or specify another file with -o",
+                old.display(),
+                place.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns an existing file that is not empty, and its later name.
+    fn old(&self) -> Option<(&Path, PathBuf)> {
+        let place = self.place.as_deref()?;
+        fs::metadata(place).is_ok_and(|meta| meta.len() > 0).then(|| {
+            let mut old = place.to_owned().into_os_string();
+            old.push(".old");
+            (place, old.into())
+        })
     }
 
     /// Writes `bytes` as the complete contents.

@@ -85,6 +85,25 @@ fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
 }
 
 #[test]
+fn closed_output_does_not_prevent_the_files() {
+    let _settled = settled();
+    let dir = tempfile::tempdir().expect("a directory");
+    let names = ["a.toml", "a.jsonl", "a.html", "a.csv"];
+    let [save, json, html, csv] = names.map(|name| dir.path().join(name).display().to_string());
+    let csv = format!("csv={csv}");
+    let args = ["--save", &save, "--json", &json, "--html", &html, "--export", &csv];
+    let mut child = command(&["advise", "python"]);
+    let mut child = child.args(args).stdout(Stdio::piped()).spawn().expect("started");
+    // As by `head`, which has read enough.
+    drop(child.stdout.take());
+    assert!(child.wait().expect("ended").success());
+    for name in names {
+        let size = fs::metadata(dir.path().join(name)).map_or(0, |data| data.len());
+        assert!(size > 0, "{name} is missing or empty");
+    }
+}
+
+#[test]
 fn processes_of_a_recording_are_counted_apart() {
     let _settled = settled();
     let ran = faultless(&["advise", "gcc", "--json", "-"]);

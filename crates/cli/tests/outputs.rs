@@ -249,10 +249,41 @@ fn failures_are_explained_and_leave_no_files() {
     let error = Ran::of(&mut compact).fails(1);
     assert!(error.contains("/dev/full: No space left on device"), "{error}");
     assert!(!Path::new("/dev/full.perf.data").exists());
+    fs::remove_file(kept(&error)).expect("the recording is kept");
     let error = place.record(&place.out("none/x.data"), &["true"]).fails(1);
     assert!(error.contains("none does not exist"), "{error}");
     let error = place.record(&place.out(""), &["true"]).fails(1);
     assert!(error.contains("Is a directory"), "{error}");
+}
+
+/// Returns the file in which the recording is kept after a failure.
+fn kept(error: &str) -> &str {
+    let (_, file) = error.split_once("is kept in the form of perf: ").expect("a name");
+    file.split(';').next().expect("a file")
+}
+
+#[test]
+fn recording_is_kept_if_its_last_step_fails() {
+    let place = Place::new();
+    let output = place.out("perf.data");
+    fs::write(&output, "the earlier file").expect("written");
+    let mark = place.out("perf.data.old");
+    // The program itself creates the directory.
+    let error = place.record(&output, &["mkdir", text(&mark)]).fails(1);
+    assert!(error.contains("perf.data.old: Is a directory"), "{error}");
+    let data = fs::read(kept(&error)).expect("the recording");
+    assert_eq!(data, fs::read(FIXTURE).expect("there"));
+    fs::remove_file(kept(&error)).expect("there");
+    // At the next start the program is not run.
+    for name in ["perf.data", "x.fltrace"] {
+        let output = place.out(name);
+        fs::write(&output, "the earlier file").expect("written");
+        let old = place.out(&format!("{name}.old"));
+        fs::create_dir_all(&old).expect("made");
+        let error = place.record(&output, &["touch", text(&place.out("ran"))]).fails(1);
+        assert!(error.contains(&format!("{name}.old is a directory")), "{error}");
+    }
+    assert_eq!(place.left(), ["perf.data", "perf.data.old", "x.fltrace", "x.fltrace.old"]);
 }
 
 #[test]

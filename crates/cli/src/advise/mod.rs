@@ -94,6 +94,15 @@ pub struct AdviseArgs {
     pub program: Vec<OsString>,
 }
 
+impl AdviseArgs {
+    /// Returns whether the command writes files beside its report.
+    fn writes_files(&self) -> bool {
+        let Self { save, json, html, export, .. } = self;
+        let is_some = save.is_some() || json.json.is_some() || html.html.is_some();
+        is_some || export.files().next().is_some()
+    }
+}
+
 /// Returns `error` of a recording, with a hint about `--` if `file` is the name of a program.
 fn behind(file: &Path, error: CliError) -> CliError {
     match error {
@@ -145,12 +154,11 @@ pub fn run(args: &AdviseArgs) -> Result<ExitCode, CliError> {
                 let why = format!("--html: {name} omits faults: record a shorter time");
                 return Err(CliError::Usage(why));
             }
-            let (mut out, style) = report::output(&args.json);
-            sampled::run(&name, &trace, (&mut *out, style), &mut json)?;
-            json.complete()?;
-            if let Some(save) = save {
-                save.write(&trace.header.program, &[])?;
-            }
+            let (out, style) = report::output(&args.json);
+            let mut out = Copied::new(out, args.writes_files());
+            sampled::run(&name, &trace, (&mut out, style), &mut json)?;
+            let saved = save.map_or(Ok(()), |save| save.write(&trace.header.program, &[]));
+            CliError::together([out.printed(), json.complete(), saved])?;
             return Ok(ExitCode::SUCCESS);
         }
         Some(Input::Addresses(name, _)) => {
@@ -216,10 +224,10 @@ fn advise(
     let Measured { findings, mut meter, plain, data } = measured;
     let answer = Answer::new(&findings, meter.costs(), plain, &source.trace);
     let (out, style) = report::output(&args.json);
-    let mut out = Copied { out, text: Vec::new() };
+    let mut out = Copied::new(out, args.writes_files());
     let context = answer.context(source, &args.program, args.sysfs);
     print::print(&answer, &mut out, style)?;
-    answer.figures(json, &context)?;
+    let listed = answer.figures(json, &context).map_err(CliError::from);
     let mut exported = Ok(());
     if export.has_figures() {
         let mut kept = Kept::default();
@@ -238,24 +246,54 @@ fn advise(
     let text = String::from_utf8_lossy(&out.text);
     let page =
         html.write(|| page::page(&answer, &source.trace, (&tried, args.cold), &text).map(Some));
-    Ok((advice, CliError::together([exported, stacks, page])))
+    Ok((advice, CliError::together([listed, exported, stacks, page, out.printed()])))
 }
 
-/// An output whose text goes to a page, too.
+/// An output whose text goes to a page, too. If the command also writes files, an error of the
+/// output does not prevent these files.
 struct Copied {
     out: Box<dyn Write + Send>,
     text: Vec<u8>,
+    /// Whether the command also writes files.
+    continues: bool,
+    /// The first error of the output.
+    error: Option<io::Error>,
+}
+
+impl Copied {
+    fn new(out: Box<dyn Write + Send>, continues: bool) -> Self {
+        Self { out, text: Vec::new(), continues, error: None }
+    }
+
+    /// Returns the error of the output.
+    fn printed(self) -> Result<(), CliError> {
+        self.error.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Writes to the output with `write`, unless an earlier write has failed.
+    fn attempt(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        if self.error.is_some() {
+            return Ok(());
+        }
+        match write(&mut self.out) {
+            Err(error) if self.continues => {
+                self.error = Some(error);
+                Ok(())
+            }
+            result => result,
+        }
+    }
 }
 
 impl Write for Copied {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.out.write(bytes)?;
-        self.text.extend_from_slice(&bytes[..count]);
-        Ok(count)
+        self.attempt(|out| out.write_all(bytes))?;
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.attempt(|out| out.flush())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Recordings of processes that already run: `--pid`, `--cgroup` and `--all`.
 
-use super::{PORTABLE, RecordArgs, named_for, put_portable, report, setup};
+use super::{PORTABLE, RecordArgs, kept, named_for, put_portable, report, setup};
 use crate::error::CliError;
 use crate::number::within;
 use crate::output::{FOR_OWNER, Replacing};
@@ -56,10 +56,12 @@ pub fn run(args: &RecordArgs, subject: &Subject) -> Result<ExitCode, CliError> {
     let output = args.output(PORTABLE)?;
     let replacing = Replacing::new(&output)?;
     let setup = setup(&args.setup, false)?;
+    replacing.check_old()?;
     let data = replacing.temporary(FOR_OWNER)?;
     let live = record(&setup, data.path(), subject, &args.live)
         .map_err(|error| CliError::Failed(named_for(&error.to_string(), data.path(), &output)))?;
-    put_portable(&replacing, &output, &live.recorded)?;
+    let put = put_portable(&replacing, &output, &live.recorded);
+    put.map_err(|error| kept(error, data))?;
     report(&output, &live.recorded);
     Ok(ExitCode::SUCCESS)
 }

@@ -21,6 +21,7 @@ use std::io::{self, IsTerminal};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use tempfile::NamedTempFile;
 
 use live::LiveArgs;
 
@@ -195,6 +196,7 @@ fn write(
         let why = "perf writes to files only; --compact also writes to pipes and devices";
         return Err(CliError::Usage(format!("-o {}: {why}", output.display())));
     }
+    replacing.check_old()?;
     let data = replacing.temporary(output::FOR_OWNER)?;
     let warn = |note: &str| say!("faultless: {note}");
     let reading = OnceCell::new();
@@ -203,8 +205,7 @@ fn write(
     drop(reading);
     let recorded = match recorded {
         Err(RecordError::Stopped) if !compact => {
-            replacing.keep_old()?;
-            replacing.put(data)?;
+            replacing.put_beside_old(data).map_err(|(error, data)| kept(error, data))?;
             say!("faultless: {}: complete, but not read back: interrupted", output.display());
             return Ok(None);
         }
@@ -213,10 +214,10 @@ fn write(
         })?,
     };
     if compact {
-        put_portable(&replacing, output, &recorded)?;
+        let put = put_portable(&replacing, output, &recorded);
+        put.map_err(|error| kept(error, data))?;
     } else {
-        replacing.keep_old()?;
-        replacing.put(data)?;
+        replacing.put_beside_old(data).map_err(|(error, data)| kept(error, data))?;
     }
     Ok(Some(recorded))
 }
@@ -226,6 +227,19 @@ fn put_portable(replacing: &Replacing, output: &Path, recorded: &Recorded) -> Re
     let bytes = compact::encode(output, &recorded.trace);
     let bytes = bytes.map_err(|error| CliError::Failed(error.to_string()))?;
     replacing.write_beside_old(&bytes)
+}
+
+/// Keeps the file of perf after the last step of a recording has failed with `error`. Returns the
+/// error with the name of the file.
+fn kept(error: CliError, data: NamedTempFile) -> CliError {
+    match data.keep() {
+        Ok((_, file)) => {
+            let file = file.display();
+            let what = "the recording is kept in the form of perf";
+            CliError::Failed(format!("{error}\n{what}: {file}; next: faultless advise {file}"))
+        }
+        Err(_) => error,
+    }
 }
 
 /// Replaces the name of the file written by perf with the name given by the user in `text`.
