@@ -75,7 +75,7 @@ fn advice_for_a_recording_fits_one_screen_and_takes_seconds() {
         "second to eighth page of a sequence",
         "A zeroed page costs",
         "The time of the run is the time of the recording",
-        "prefault by the kernel",
+        "on today's Linux",
     ] {
         assert!(out.contains(expected), "no {expected:?} in {out}");
     }
