@@ -154,7 +154,7 @@ mod tests {
         let disturbed = String::from_utf8(disturbed).expect("text");
         assert!(disturbed.contains("No order is recommended"), "{disturbed}");
         assert!(!disturbed.contains("pays"), "a conclusion from disturbed values: {disturbed}");
-        for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 92.9 ×", "1/8"]
+        for says in ["400 ns, is taken as an exception", "order 6 pays: 400 / 64 + 93.0 ×", "1/8"]
         {
             assert!(out.contains(says), "{says}: {out}");
         }
