@@ -59,7 +59,10 @@ impl<M: Machine> Space<M> {
         let _tables = Tables { cpu, root: self.root() };
         let mut vmas = RetireChain::default();
         // SAFETY: a link is the first field of a VMA. This CPU alone reaches the VMAs.
-        take_vmas(&mut self.tree, |vma| unsafe { vmas.append(vma.cast::<RetireLink>()) });
+        take_vmas(&mut self.tree, |vma| unsafe {
+            vma.as_ref().sequence.detach();
+            vmas.append(vma.cast::<RetireLink>());
+        });
         // SAFETY: as above.
         unsafe { cpu.leave_gone(vmas) };
         cpu.free_gone();

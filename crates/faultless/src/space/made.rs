@@ -52,8 +52,8 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees `vma`, and returns the source of its pages.
     ///
     /// # Safety
-    /// `vma` was made by [`make_vma`] and not freed since, and no other CPU reaches it, except by a
-    /// hint.
+    /// `vma` was made by [`make_vma`] and not freed since, its sequence is odd, and no other CPU
+    /// reaches it, except by a hint.
     #[inline(always)]
     pub(crate) unsafe fn end_vma(&self, vma: NonNull<Vma>) -> PageSource {
         // SAFETY: the caller's promise.
@@ -108,7 +108,10 @@ impl<'a, 'v, M: Machine> Made<'a, 'v, M> {
         *made = None;
         // SAFETY: made by `make_vma`, and in no published tree, because published VMAs are removed
         // from the list.
-        drop(unsafe { self.cpu.end_vma(vma) });
+        unsafe {
+            vma.as_ref().sequence.detach();
+            drop(self.cpu.end_vma(vma));
+        }
         true
     }
 }
@@ -117,7 +120,10 @@ impl<M: Machine> Drop for Made<'_, '_, M> {
     fn drop(&mut self) {
         for vma in self.iter() {
             // SAFETY: as in `free`.
-            drop(unsafe { self.cpu.end_vma(vma) });
+            unsafe {
+                vma.as_ref().sequence.detach();
+                drop(self.cpu.end_vma(vma));
+            }
         }
     }
 }

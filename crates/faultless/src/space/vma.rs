@@ -92,16 +92,27 @@ impl Vma {
     /// Frees `vma`, and returns the source of its pages.
     ///
     /// # Safety
-    /// `vma` is not free, and only the caller reaches it, except for its sequence.
+    /// `vma` is not free, its sequence is odd, and only the caller reaches it, except for its
+    /// sequence.
     #[inline(always)]
     pub(super) unsafe fn make_free(vma: NonNull<Self>) -> PageSource {
         let at = vma.as_ptr();
         // The mapping goes first, because the memory keeps its object. SAFETY: the caller's
         // promise.
         unsafe {
+            (*at).check_ended();
             (*at).sequence.detach();
             drop((&raw mut (*at).mapping).replace(None));
             (&raw mut (*at).attributes.memory).replace(PageSource::Anonymous)
+        }
+    }
+
+    /// Checks that the VMA has ended, in builds with checks: its sequence is odd. Otherwise a CPU
+    /// could still use the VMA, or another writer has unlocked it after its end.
+    #[inline(always)]
+    fn check_ended(&self) {
+        if cfg!(any(debug_assertions, loom, shuttle)) {
+            assert!(self.sequence.read().is_none(), "{self:?} is freed, and in use");
         }
     }
 

@@ -159,7 +159,7 @@ impl<M: Machine> Cpu<'_, M> {
     /// Frees a VMA, and releases its object, which is freed if this was the last use.
     ///
     /// # Safety
-    /// No other CPU reaches `vma`, except by a hint, and `vma` is freed once.
+    /// No other CPU reaches `vma`, except by a hint; its sequence is odd; and `vma` is freed once.
     pub(crate) unsafe fn free_vma(&self, vma: NonNull<Vma>) {
         // SAFETY: the caller's promise.
         if let PageSource::Object(object) = unsafe { self.end_vma(vma) } {

@@ -98,7 +98,7 @@ mod needs {
 
     needs!(
         conflicts: RangeConflict in [two_writers, fork_against_a_writer],
-        exclusion: SpinExcludes in [two_writers],
+        exclusion: SpinExcludes in [two_writers, fork_against_a_writer],
         waiting_for_readers: WriterWaitsForReaders in [two_writers] under MMAP_LOCK,
     );
 }
