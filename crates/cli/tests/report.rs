@@ -343,7 +343,7 @@ fn ignored_sigpipe_stays_ignored() {
 #[test]
 fn report_without_the_library_is_explained() {
     let place = Place::new();
-    let ran = Ran::of(&mut place.command(&["--apply", "gogc", "--report"], &["true"]));
+    let ran = Ran::of(&mut place.command(&["--apply", "malloc-arenas=2", "--report"], &["true"]));
     assert_eq!(ran.code, Some(0));
     let why = "faultless: no report: the advice does not use the preloaded library\n";
     assert_eq!(ran.err, why);

@@ -164,7 +164,7 @@ fn both_architectures_read_the_same_recordings() {
         assert_eq!(X86.contents(recording), ARM.contents(recording));
     }
     let out = ARM.run(&["advise", "python"]).succeeds();
-    assert!(out.contains("python:") && out.contains("faults;"), "{out}");
+    assert!(out.contains("python:") && out.contains("faults (predicted:"), "{out}");
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn advice_exists_for_each_size_of_base_pages() {
         assert!(!own.err.contains(other), "{size}: {}", own.err);
         let out = own.succeeds();
         let large = format!("a fault maps {} KiB", size >> 10);
-        for part in ["in 300 faults;", "300 zero a page.", &large] {
+        for part in ["in 300 faults (predicted:", "300 zero a page.", &large] {
             assert!(out.contains(part), "{size}: {out}");
         }
         let error = ARM.run(&["replay", &file]).fails(2);
@@ -384,7 +384,7 @@ fn advice_exists_for_each_size_of_base_pages() {
     }
     let ran = X86.run(&["advise", &recording(&place, 65536)]);
     assert!(ran.err.contains(other), "{}", ran.err);
-    assert!(ran.succeeds().contains("in 300 faults;"));
+    assert!(ran.succeeds().contains("in 300 faults (predicted:"));
 }
 
 #[test]
