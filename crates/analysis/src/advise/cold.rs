@@ -1,5 +1,6 @@
 //! A cold page cache: the data files that a program maps, and the settings that change the time to
-//! read them. Each prediction has the interval of the rounds in which reads were [measured](ColdCost).
+//! read them. Each prediction has the interval of the rounds in which reads were
+//! [measured](ColdCost).
 
 use super::cold_cost::{ColdCost, ReadTimes};
 use super::interval::Saving;

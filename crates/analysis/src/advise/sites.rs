@@ -1,8 +1,8 @@
 //! The places in the program that cause faults, by the call stacks of the recording.
 //!
-//! A *call site* is the innermost frame of a stack outside [allocators](super::fold), with its source
-//! line if known. Its time is predicted: the faults of its stacks, by purpose, multiplied by the
-//! costs of this host. The predicted saving of a change at the call site assumes that its pages are
+//! A *call site* is the innermost frame of a stack outside [allocators](super::fold), with its
+//! source line if known. Its time is predicted: the faults of its stacks, by purpose, multiplied by
+//! the costs of this host. The predicted saving of a change at the call site assumes that its pages are
 //! all touched, as the recording shows; other savings of the answer are for the whole program, so
 //! the savings do not add up.
 //!
