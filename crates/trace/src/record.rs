@@ -16,6 +16,7 @@
 
 mod arguments;
 mod around;
+mod child;
 mod huge;
 mod live;
 mod probe;

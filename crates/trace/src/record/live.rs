@@ -8,9 +8,10 @@
 //!
 //! The processes run as before: huge pages and fault-around keep the settings of the system.
 
+use super::child::Perf;
 use super::huge::HugePages;
 use super::rate::{MOST_OMITTED, next_period};
-use super::signals::{self, Signals};
+use super::signals;
 use super::usage::{Usage, children_time};
 use super::{
     HUGE_ON, Limits, RecordError, Recorded, STACK_BYTES, Setup, Unwind, no_space, not_read,
@@ -21,15 +22,13 @@ use crate::perf::{Running, is_cut, is_hidden, is_unended};
 use crate::resident::{Snapshot, now_ns};
 use procfs::process::{Process, all_processes};
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The time after which a descendant must still run to be recorded. perf fails if a process ends
@@ -40,8 +39,6 @@ const ATTEMPTS: usize = 5;
 /// The directories below which control groups are.
 const CGROUPS: [&str; 3] =
     ["/sys/fs/cgroup/perf_event", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-/// The most bytes of a message of perf.
-const MESSAGE: u64 = 1000;
 /// The size of a recording, in bytes, at which the recording ends: 10 to 15 million events. A
 /// [`Trace`] has at most 16 million.
 const MAX_BYTES: u64 = 5 << 28;
@@ -53,12 +50,6 @@ const BYTES_OF_EVENT: u32 = 112;
 const BYTES_OF_FRAMES: u32 = 120;
 /// The bytes of the registers and the sizes that are stored with a copy of the stack.
 const BYTES_OF_REGISTERS: u32 = 160;
-/// The times after which perf is ended by SIGTERM, and then by SIGKILL. perf completes its file
-/// before it ends.
-const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(60)];
-/// The interval at which the end of perf is checked.
-const LOOK: Duration = Duration::from_millis(5);
-
 /// Processes that already run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -265,7 +256,7 @@ impl Setup {
         loop {
             chosen = Chosen::find(subject).map_err(wrong)?;
             perf = self.start(output, &chosen, period).map_err(run)?;
-            begun = perf.control.enable(&mut perf.child).map_err(run)?;
+            begun = perf.enable().map_err(run)?;
             if begun || attempt == ATTEMPTS || chosen.runs() {
                 break;
             }
@@ -282,36 +273,11 @@ impl Setup {
 
     /// Starts perf, with its events disabled.
     fn start(&self, output: &Path, chosen: &Chosen, period: u32) -> io::Result<Perf> {
-        let (control, messages) = (Control::new()?, tempfile::tempfile()?);
         let mut command = Command::new(&self.perf);
         // Messages explain a failure.
         let common = self.common(output).into_iter().filter(|arg| arg != "-q");
-        command.arg0("perf").args(common).args(control.arguments());
-        command.args(chosen.arguments(self.events(period))).stderr(messages.try_clone()?);
-        // The keyboard's signals reach this process alone, which then ends perf.
-        command.process_group(0);
-        follow(&mut command);
-        Ok(Perf { child: command.spawn()?, control, messages })
-    }
-}
-
-/// Prepares `command` to end by SIGINT, and with the calling thread, also if this process is
-/// killed.
-fn follow(command: &mut Command) {
-    let own = std::process::id().cast_signed();
-    // SAFETY: between fork and exec the closure makes only calls that are async-signal-safe.
-    unsafe {
-        command.pre_exec(move || {
-            Signals::let_through();
-            // A shell starts a command behind `&` with SIGINT ignored.
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            if libc::getppid() == own {
-                Ok(())
-            } else {
-                Err(io::Error::from_raw_os_error(libc::ESRCH))
-            }
-        });
+        command.arg0("perf").args(common);
+        Perf::start(command, chosen.arguments(self.events(period)))
     }
 }
 
@@ -387,107 +353,6 @@ impl Session {
                     return Ok(Ended::Fast(rate));
                 }
                 (since, size) = (elapsed, bytes);
-            }
-        }
-    }
-}
-
-/// A running perf, ended when this is dropped.
-struct Perf {
-    child: Child,
-    control: Control,
-    /// Its standard error.
-    messages: File,
-}
-
-impl Perf {
-    /// Ends perf, which completes its file.
-    fn end(&mut self) -> io::Result<ExitStatus> {
-        end(&mut self.child, PATIENCE)
-    }
-
-    /// Returns the beginning of its messages, and a remedy.
-    fn message(&mut self) -> String {
-        let mut text = Vec::new();
-        // Without messages, the remedy is the best explanation.
-        let _ = self.messages.rewind();
-        let _ = (&self.messages).take(MESSAGE).read_to_end(&mut text);
-        let text = String::from_utf8_lossy(&text);
-        format!("{}\n  remedy: {}", text.trim(), remedy(&text))
-    }
-}
-
-impl Drop for Perf {
-    fn drop(&mut self) {
-        // The status is of interest only after a success.
-        let _ = self.end();
-    }
-}
-
-/// Ends `child` by SIGINT, and after the times by SIGTERM and SIGKILL.
-fn end(child: &mut Child, patience: [Duration; 2]) -> io::Result<ExitStatus> {
-    for (signal, patience) in [libc::SIGINT, libc::SIGTERM].into_iter().zip(patience) {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        // SAFETY: the call touches no memory, and the process is a child that was not reaped.
-        unsafe { libc::kill(child.id().cast_signed(), signal) };
-        let limit = Instant::now() + patience;
-        while child.try_wait()?.is_none() && Instant::now() < limit {
-            std::thread::sleep(LOOK);
-        }
-    }
-    if child.try_wait()?.is_none() {
-        child.kill()?;
-    }
-    child.wait()
-}
-
-/// The pipes through which perf receives commands and acknowledges them.
-struct Control {
-    dir: tempfile::TempDir,
-    commands: File,
-    answers: File,
-}
-
-impl Control {
-    fn new() -> io::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("faultless-record.").tempdir()?;
-        let open = |name: &str| {
-            let path = dir.path().join(name);
-            let text = CString::new(path.as_os_str().as_bytes())?;
-            // SAFETY: the path ends with a zero.
-            if unsafe { libc::mkfifo(text.as_ptr(), 0o600) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // An end for both directions opens at once, also without perf.
-            File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
-        };
-        let (commands, answers) = (open("commands")?, open("answers")?);
-        Ok(Self { dir, commands, answers })
-    }
-
-    fn arguments(&self) -> Vec<OsString> {
-        let mut pipes = OsString::from("fifo:");
-        pipes.push(self.dir.path().join("commands"));
-        pipes.push(",");
-        pipes.push(self.dir.path().join("answers"));
-        let fixed = ["-k", "monotonic", "-D", "-1", "--control"].map(OsString::from);
-        fixed.into_iter().chain([pipes]).collect()
-    }
-
-    /// Enables the events of `perf`. Returns `false` if perf has ended.
-    fn enable(&self, perf: &mut Child) -> io::Result<bool> {
-        (&self.commands).write_all(b"enable\n")?;
-        loop {
-            match (&self.answers).read(&mut [0; 16]) {
-                Ok(1..) => return Ok(true),
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-                _ if perf.try_wait()?.is_some() => return Ok(false),
-                _ if signals::next().is_some() => {
-                    return Err(io::Error::other("interrupted before the recording began"));
-                }
-                _ => {}
             }
         }
     }
@@ -583,16 +448,6 @@ impl Chosen {
             }
         }
         Ok((all, unread))
-    }
-}
-
-/// Returns the remedy for a failure of perf with the message `text`.
-fn remedy(text: &str) -> &'static str {
-    // The option --control.
-    if text.to_lowercase().contains("unknown option") {
-        "perf of Linux 5.10 or later, which can start with its events disabled"
-    } else {
-        "the processes must run, and belong to this user; or record as root"
     }
 }
 
@@ -701,58 +556,6 @@ mod tests {
         assert_eq!(event_bytes(None), 112.0);
         assert!(event_bytes(Some(Unwind::FramePointers)) < 300.0);
         assert!((8192.0..8600.0).contains(&event_bytes(Some(Unwind::Dwarf))));
-    }
-
-    #[test]
-    fn perf_ends_by_an_interrupt_that_this_process_ignores() {
-        let _alone = super::super::survivors::alone();
-        let mut command = Command::new("cat");
-        command.arg("/proc/self/status");
-        // SAFETY: the closure makes one call, which is async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                libc::signal(libc::SIGINT, libc::SIG_IGN);
-                Ok(())
-            });
-        }
-        follow(&mut command);
-        let status = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
-        assert_eq!(ignored & 1 << (libc::SIGINT - 1), 0, "{status}");
-    }
-
-    #[test]
-    fn perf_ends_with_its_recorder() {
-        let _alone = super::super::survivors::alone();
-        let start = || {
-            let mut command = Command::new("sleep");
-            follow(command.arg("600"));
-            command.spawn().unwrap()
-        };
-        // The signal is sent at the end of the thread that has started the process.
-        let mut child = std::thread::spawn(start).join().unwrap();
-        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
-    }
-
-    #[test]
-    fn perf_that_ignores_signals_is_killed() {
-        let _alone = super::super::survivors::alone();
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "trap '' INT TERM; echo; while :; do sleep 0.1; done"]);
-        let mut child = shell.stdout(std::process::Stdio::piped()).spawn().unwrap();
-        // The shell ignores the signals from here on.
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let status = end(&mut child, [Duration::from_millis(50); 2]).unwrap();
-        assert_eq!(status.signal(), Some(libc::SIGKILL));
-    }
-
-    #[test]
-    fn old_perf_has_its_own_remedy() {
-        let old =
-            "  Error: unknown option `control'\n\n Usage: perf record [<options>] [<command>]";
-        assert!(remedy(old).contains("Linux 5.10"));
-        assert!(remedy("Permission error").contains("as root"));
     }
 
     #[test]
