@@ -17,6 +17,7 @@
 mod arguments;
 mod around;
 mod child;
+mod error;
 mod huge;
 mod live;
 mod probe;
@@ -26,6 +27,7 @@ mod signals;
 mod survivors;
 mod usage;
 
+pub use error::{RecordError, Shortfall};
 pub use live::{Live, Progress, Subject};
 pub use program::{find as find_program, has_capabilities};
 pub use rate::Limits;
@@ -40,7 +42,6 @@ pub use around::AROUND_ON;
 use around::FaultAround;
 use huge::HugePages;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
@@ -59,78 +60,6 @@ const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const PROBE: usize = 256 << 10;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
-
-/// A requirement of a recording that this system does not meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortfall {
-    /// The missing part.
-    pub what: String,
-    /// The remedy.
-    pub remedy: String,
-}
-
-impl Shortfall {
-    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), remedy: remedy.into() }
-    }
-}
-
-impl fmt::Display for Shortfall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  remedy: {}", self.what, self.remedy)
-    }
-}
-
-/// The reason for a failed recording.
-#[derive(Debug)]
-pub enum RecordError {
-    /// This system does not meet the requirements of a recording.
-    Missing(Vec<Shortfall>),
-    /// The program or perf could not be run.
-    Run(String, io::Error),
-    /// perf ended without a recording that can be read back, and the reason.
-    Perf(ExitStatus, String),
-    /// The recording has no fault, which is impossible for a program that ran.
-    NoFaults(PathBuf),
-    /// The running processes cannot be recorded: the subject, the reason and the remedy.
-    Subject(String, String),
-    /// A signal ended the reading of the recording.
-    Stopped,
-}
-
-impl fmt::Display for RecordError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing(shortfalls) => {
-                f.write_str("this system cannot make a recording yet:")?;
-                shortfalls.iter().try_for_each(|shortfall| write!(f, "\n- {shortfall}"))
-            }
-            Self::Run(what, error) => write!(f, "cannot run {what}: {error}"),
-            Self::Perf(status, why) => {
-                write!(f, "perf record ended with {status} and no recording: {why}")
-            }
-            Self::Subject(subject, why) => write!(f, "{subject}: {why}"),
-            Self::Stopped => {
-                f.write_str("interrupted while the recording was read back: nothing is written")
-            }
-            Self::NoFaults(program) if program::changes_user(program) => write!(
-                f,
-                "{} runs as another user (setuid, setgid or capabilities), and the kernel stops \
-                 the recording of such a program at its start\n  remedy: record as root",
-                program.display()
-            ),
-            Self::NoFaults(program) => write!(
-                f,
-                "no fault of {} was recorded: the kernel does not permit the recording, or the \
-                 program executed another program that runs as another user (setuid)\n  remedy: \
-                 record as root",
-                program.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for RecordError {}
 
 /// The contents of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@
 //! call, the record is redundant. Outside any call, the record becomes [`Kind::Area`].
 
 use super::architecture::Architecture;
+use super::call::{MAP_SHARED, call_event, pages};
 use super::chains::Chains;
 use super::hidden::Programs;
 use super::roles::{COMPLETE, Call, NO_MUNMAP, Role, period, raw_field, raw_u64, role};
@@ -30,7 +31,7 @@ use crate::event::{
 };
 use crate::resident::host_page_size;
 use crate::symbols::Source;
-use faultless::{PAGE_SIZE, page_down, page_up};
+use faultless::{PAGE_SIZE, page_down};
 use linux_perf_data::linux_perf_event_reader::{
     AttrFlags, CpuMode, EventRecord, ForkOrExitRecord, RawData, RawEventRecord, RecordType,
     SampleFormat, SampleRecord,
@@ -45,8 +46,6 @@ const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 1 << 1;
 const ERROR_FETCH: u64 = 1 << 4;
 const CLONE_VM: u64 = 0x100;
-const MAP_SHARED: u64 = 0x01;
-const MAP_ANONYMOUS: u64 = 0x20;
 /// Results from here up are negated error numbers.
 const FIRST_ERRNO: u64 = -4095i64 as u64;
 const MAX_NAME: usize = 64;
@@ -627,51 +626,6 @@ impl<'a> Import<'a> {
     }
 }
 
-/// Returns the event of a successful call; `None` if the call had no effect.
-fn call_event(call: Call, args: &[u64; 6], result: u64, named: Option<Backing>) -> Option<Kind> {
-    let prot = Prot::from_bits_truncate(args[2] as u8);
-    match call {
-        Call::Mmap => {
-            let (start, len) = pages(result, args[1]).filter(|_| result != 0)?;
-            let shared = args[3] & MAP_SHARED != 0;
-            let plain = match (args[3] & MAP_ANONYMOUS != 0, shared) {
-                (true, false) => Backing::Anon,
-                (true, true) => Backing::SharedAnon,
-                (false, false) => Backing::File,
-                (false, true) => Backing::SharedFile,
-            };
-            // A name provides more information only for memory mapped through a descriptor:
-            // /dev/zero and memfd. The events of old kernels do not contain the flags.
-            let backing = match named {
-                Some(Backing::Anon | Backing::SharedAnon) if shared => Backing::SharedAnon,
-                Some(Backing::Anon | Backing::SharedAnon) => Backing::Anon,
-                _ => plain,
-            };
-            Some(Kind::Map { start, len, prot, flags: args[3] as u32, backing })
-        }
-        Call::Mprotect => {
-            let (start, len) = pages(args[0], args[1])?;
-            Some(Kind::Protect { start, len, prot })
-        }
-        Call::Munmap => {
-            let (start, len) = pages(args[0], args[1])?;
-            Some(Kind::Unmap { start, len })
-        }
-        Call::Madvise => {
-            let (start, len) = pages(args[0], args[1])?;
-            Some(Kind::Advise { start, len, advice: args[2] as u32 })
-        }
-        Call::Brk => (result != 0).then_some(Kind::Brk { end: result }),
-        Call::Mremap => {
-            let (new, new_len) = pages(result, args[2]).filter(|_| result != 0)?;
-            let (old, _) = pages(args[0], PAGE_SIZE)?;
-            let old_len = page_up(args[1])?;
-            old.checked_add(old_len)?;
-            Some(Kind::Remap { old, old_len, new, new_len, flags: args[3] as u32 })
-        }
-    }
-}
-
 /// Returns the build identifier of each file with code, as far as recorded.
 fn build_ids(file: &PerfFile) -> HashMap<PathBuf, Vec<u8>> {
     let ids = file.build_ids().unwrap_or_default();
@@ -681,43 +635,4 @@ fn build_ids(file: &PerfFile) -> HashMap<PathBuf, Vec<u8>> {
 /// Returns the offset of the byte at `addr` in its page.
 fn place_in_page(addr: u64) -> u16 {
     (addr % PAGE_SIZE) as u16
-}
-
-/// Returns the pages of the `len` bytes from `start`: first byte and length; `None` for no bytes
-/// and for ranges that the kernel would have refused.
-fn pages(start: u64, len: u64) -> Option<(u64, u64)> {
-    let end = page_up(start.checked_add(len)?)?;
-    let start = page_down(start);
-    (end > start).then_some((start, end - start))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const READ_WRITE: u64 = 3;
-    const MAP_PRIVATE: u64 = 2;
-
-    /// Returns the backing of a mapping of a descriptor whose file has this name.
-    fn backing(name: &[u8], flags: u64, knows_flags: bool) -> Backing {
-        let named = Backing::named(name, knows_flags && flags & MAP_SHARED != 0);
-        let args = [0, 2 * PAGE_SIZE, READ_WRITE, flags, 3, 0];
-        match call_event(Call::Mmap, &args, 1 << 40, Some(named)) {
-            Some(Kind::Map { backing, .. }) => backing,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn memfd_is_memory_and_not_a_file() {
-        for name in [&b"/memfd:jit (deleted)"[..], b"/dev/zero (deleted)", b"/SYSV00000000"] {
-            for knows_flags in [true, false] {
-                let of = |flags| backing(name, flags, knows_flags);
-                assert_eq!(of(MAP_SHARED), Backing::SharedAnon, "{knows_flags}");
-                assert_eq!(of(MAP_PRIVATE), Backing::Anon, "{knows_flags}");
-            }
-        }
-        assert_eq!(backing(b"/usr/memfd:x", MAP_SHARED, true), Backing::SharedFile);
-        assert_eq!(backing(b"/usr/memfd:x", MAP_PRIVATE, true), Backing::File);
-    }
 }

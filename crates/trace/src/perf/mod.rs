@@ -19,6 +19,7 @@
 //! COMM records of every file; and LOST records, which are counted. All other records are skipped.
 
 mod architecture;
+mod call;
 mod chains;
 mod format;
 mod hidden;
