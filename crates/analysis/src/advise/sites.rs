@@ -2,9 +2,9 @@
 //!
 //! A *call site* is the innermost frame of a stack outside [allocators](super::fold), with its
 //! source line if known. Its time is predicted: the faults of its stacks, by purpose, multiplied by
-//! the costs of this host. The predicted saving of a change at the call site assumes that its pages are
-//! all touched, as the recording shows; other savings of the answer are for the whole program, so
-//! the savings do not add up.
+//! the costs of this host. The predicted saving of a change at the call site assumes that its pages
+//! are all touched, as the recording shows; other savings of the answer are for the whole program,
+//! so the savings do not add up.
 //!
 //! A change of a mapping belongs to the call that creates the memory, which may be at another place
 //! than the faults. Each call site has the [calls](super::creators) that created its memory, and

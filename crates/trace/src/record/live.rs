@@ -128,7 +128,7 @@ impl Setup {
     /// this process receives one of the held signals, and reads the recording back. If the
     /// processes have more events in a second than the limit, the recording begins again, with one
     /// in several faults. Calls `progress` repeatedly. (This requires that the caller holds the
-    /// [`Signals`].)
+    /// [`Signals`](super::Signals).)
     ///
     /// # Errors
     /// The processes do not exist or may not be recorded, perf cannot be run, or perf leaves no
