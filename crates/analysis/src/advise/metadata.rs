@@ -17,6 +17,8 @@ use super::sysfs::Mode;
 use crate::error::Error;
 use crate::number::grouped;
 use faultless::PAGE_SIZE;
+use procfs::FromBufRead;
+use procfs::process::{MemoryMaps, VmFlags};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
@@ -77,21 +79,13 @@ impl Metadata {
     /// Adds up the mappings with a request for huge pages in the text of `/proc/PID/smaps`.
     fn of(smaps: &str) -> Self {
         let mut all = Self::default();
-        let (mut size, mut resident) = (0, 0);
-        let pages = |text: &str| {
-            let kib = text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-            kib.unwrap_or(0) * 1024 / PAGE_SIZE
-        };
-        for line in smaps.lines() {
-            match line.split_once(':') {
-                Some(("Size", text)) => size = pages(text),
-                Some(("Rss", text)) => resident = pages(text),
-                Some(("VmFlags", flags)) if flags.split_whitespace().any(|flag| flag == "hg") => {
-                    all.mapped += size;
-                    all.resident += resident;
-                }
-                _ => {}
-            }
+        let Ok(mappings) = MemoryMaps::from_buf_read(smaps.as_bytes()) else { return all };
+        let requested = |flags: VmFlags| flags.contains(VmFlags::HG);
+        let extensions = mappings.into_iter().map(|mapping| mapping.extension);
+        for of in extensions.filter(|of| requested(of.vm_flags)) {
+            let pages = |name| of.map.get(name).map_or(0, |bytes| bytes / PAGE_SIZE);
+            all.mapped += pages("Size");
+            all.resident += pages("Rss");
         }
         all
     }
@@ -171,11 +165,11 @@ mod tests {
 
     #[test]
     fn mappings_with_a_request_are_added_up() {
-        let smaps = "7f00-7f40 rw-p 00000000 00:00 0\nSize:   4096 kB\nRss:     80 kB\n\
+        let smaps = "7f00-7f40 rw-p 00000000 00:00 0 \nSize:   4096 kB\nRss:     80 kB\n\
                      AnonHugePages:         0 kB\nVmFlags: rd wr mr mw me ac hg \n\
-                     7f50-7f60 rw-p 00000000 00:00 0\nSize:   64 kB\nRss:     64 kB\n\
+                     7f50-7f60 rw-p 00000000 00:00 0 \nSize:   64 kB\nRss:     64 kB\n\
                      VmFlags: rd wr mr mw me ac sd \n\
-                     7f80-7fa0 rw-p 00000000 00:00 0\nSize:   2048 kB\nRss:     8 kB\n\
+                     7f80-7fa0 rw-p 00000000 00:00 0 \nSize:   2048 kB\nRss:     8 kB\n\
                      VmFlags: rd wr hg\n";
         let got = Metadata::of(smaps);
         assert_eq!((got, got.folios(HUGE)), (Metadata { mapped: 1536, resident: 22 }, 3));

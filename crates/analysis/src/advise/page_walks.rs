@@ -2,16 +2,22 @@
 //!
 //! A page walk sets the accessed bit of the page's entry. The kernel clears the accessed bits of a
 //! process on request (`/proc/PID/clear_refs`) and counts the pages with a set bit
-//! (`/proc/PID/smaps_rollup`, `Referenced`). The kernel does not flush TLBs for the request, so an
-//! access to a page in a TLB sets no bit. The pages counted a millisecond after the request have
-//! had a page walk each, at least. Walks of random pages hit some pages twice: `w` walks over `n`
-//! pages set `n * (1 - exp(-w / n))` bits. The estimate inverts this formula, and the rate of the
+//! (`/proc/PID/smaps`, `Referenced`). The kernel does not flush TLBs for the request, so an access
+//! to a page in a TLB sets no bit. The pages counted a millisecond after the request have had a
+//! page walk each, at least. Walks of random pages hit some pages twice: `w` walks over `n` pages
+//! set `n * (1 - exp(-w / n))` bits. The estimate inverts this formula, and the rate of the
 //! millisecond counts until the next sample.
+//!
+//! Mappings of files are not counted: a page of a file also counts as referenced when another
+//! process that used it ends.
 //!
 //! Memory in huge pages has one bit for 512 pages, so a process with much of such memory is not
 //! sampled.
 
 use super::supervise::{descendants, stat_words};
+use faultless::PAGE_SIZE;
+use procfs::FromBufRead;
+use procfs::process::MemoryMaps;
 use std::collections::HashMap;
 use std::fs;
 use std::thread;
@@ -74,17 +80,16 @@ impl PageWalks {
 /// its memory before, and the time of the request.
 fn clear(pid: i32) -> Option<(i32, Memory, Instant)> {
     let memory = Memory::of(pid)?;
-    let is_sampled = memory.resident >= FEW && memory.huge < memory.anonymous / 4.0;
+    let is_sampled = memory.resident >= FEW && memory.huge < memory.resident / 4.0;
     let clear = |pid| fs::write(format!("/proc/{pid}/clear_refs"), "1").ok();
     is_sampled.then(|| clear(pid)).flatten()?;
     Some((pid, memory, Instant::now()))
 }
 
-/// The memory of a process, in pages of 4 KiB.
+/// The memory of a process outside mappings of files, in pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Memory {
     resident: f64,
-    anonymous: f64,
     huge: f64,
     referenced: f64,
     /// Faults of the process so far.
@@ -93,22 +98,24 @@ struct Memory {
 
 impl Memory {
     fn of(pid: i32) -> Option<Self> {
+        // The kernel counts while a file is read, so the whole text comes before its parser.
         let read = |file| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-        Self::parse(&read("smaps_rollup")?, &read("stat")?)
+        Self::parse(&read("smaps")?, &read("stat")?)
     }
 
-    /// Parses the texts of `smaps_rollup` and `stat`.
-    fn parse(text: &str, stat: &str) -> Option<Self> {
+    /// Parses the texts of `smaps` and `stat`.
+    fn parse(smaps: &str, stat: &str) -> Option<Self> {
+        let mappings = MemoryMaps::from_buf_read(smaps.as_bytes()).ok()?;
+        let without_file = mappings.into_iter().filter(|mapping| mapping.inode == 0);
+        let anonymous: Vec<_> = without_file.map(|mapping| mapping.extension.map).collect();
         let pages = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-            Some(kib / 4.0)
+            let bytes = anonymous.iter().filter_map(|values| values.get(name));
+            bytes.sum::<u64>() as f64 / PAGE_SIZE as f64
         };
         Some(Self {
-            resident: pages("Rss:")?,
-            anonymous: pages("Anonymous:")?,
-            huge: pages("AnonHugePages:").unwrap_or(0.0),
-            referenced: pages("Referenced:")?,
+            resident: pages("Rss"),
+            huge: pages("AnonHugePages"),
+            referenced: pages("Referenced"),
             // Faults without disk access are word 10 of the line.
             faults: stat_words(stat).nth(7)?.parse().ok()?,
         })
@@ -123,8 +130,7 @@ impl Memory {
         let touched = (self.referenced - new).clamp(0.0, pages);
         // At least one page has no bit: the formula has no finite value for all pages.
         let share = (touched / pages.max(1.0)).min(1.0 - 1.0 / pages.max(2.0));
-        let walks = -pages * (1.0 - share).ln();
-        walks * (self.anonymous / self.resident.max(1.0)).min(1.0)
+        -pages * (1.0 - share).ln()
     }
 }
 
@@ -135,19 +141,24 @@ mod tests {
     use std::process::{Command, Stdio};
 
     fn memory(resident: f64, referenced: f64) -> Memory {
-        Memory { resident, anonymous: resident, huge: 0.0, referenced, faults: 50.0 }
+        Memory { resident, huge: 0.0, referenced, faults: 50.0 }
     }
 
     #[test]
     fn memory_is_parsed_in_pages() {
-        let text = "00400000-7fff0000 ---p 00000000 00:00 0    [rollup]\nRss:    8192 kB\nPss: 1 kB\n\
-                    Referenced:  4096 kB\nAnonymous:  6144 kB\nAnonHugePages:  2048 kB\n";
+        let smaps = "00400000-00600000 r-xp 00000000 fe:00 77 /usr/bin/a program\n\
+                     Rss: 1024 kB\nReferenced: 1024 kB\nVmFlags: rd ex mr mw me\n\
+                     7f0000000000-7f0000800000 rw-p 00000000 00:00 0 \n\
+                     Rss: 8192 kB\nReferenced: 4096 kB\nAnonHugePages: 2048 kB\n\
+                     VmFlags: rd wr mr mw me ac\n\
+                     7ffe00000000-7ffe00020000 rw-p 00000000 00:00 0 [stack]\n\
+                     Rss: 16 kB\nReferenced: 8 kB\nAnonHugePages: 0 kB\n";
         let stat = "7 (a name) R 1 7 7 0 -1 4194304 1234 0 5 0 9 8";
-        let (resident, anonymous, huge, referenced) = (2048.0, 1536.0, 512.0, 1024.0);
-        let expected = Memory { resident, anonymous, huge, referenced, faults: 1234.0 };
-        assert_eq!(Memory::parse(text, stat), Some(expected));
-        assert_eq!(Memory::parse("Rss: many\n", stat), None);
-        assert_eq!(Memory::parse(text, "7 (a name) R 1"), None);
+        let (resident, huge, referenced) = (2052.0, 512.0, 1026.0);
+        let expected = Memory { resident, huge, referenced, faults: 1234.0 };
+        assert_eq!(Memory::parse(smaps, stat), Some(expected));
+        assert_eq!(Memory::parse("Rss: 4 kB\n", stat), None);
+        assert_eq!(Memory::parse(smaps, "7 (a name) R 1"), None);
     }
 
     #[test]
@@ -167,9 +178,6 @@ mod tests {
         assert!((10.0..10.1).contains(&again.walks_since(before)));
         // All pages: finite.
         assert!(memory(10_000.0, 10_000.0).walks_since(before).is_finite());
-        // Half of the memory is of files.
-        let mixed = Memory { anonymous: 5000.0, ..memory(10_000.0, 5000.0) };
-        assert!((mixed.walks_since(before) - half / 2.0).abs() < 1e-6);
     }
 
     /// A program that uses 64 MiB at random has many walks, and one that waits has few. On a busy
