@@ -5,6 +5,8 @@
     advise.py --table RECORD... [--predictions RECORD]
                                             prints the tables of earlier records, the second with the predictions of
                                             another version of the command
+    advise.py --repeat RECORD RECORD        prints how much the savings of the same advice differ between two records,
+                                            and from the predictions of the second
 
 Writes one JSON line for each figure to OUTPUT, the machine's facts first and the versions of the programs second, and
 prints the tables. It needs root (tracepoints, sizes of huge pages), and an hour on a host without other load; programs
@@ -351,39 +353,65 @@ def facts(rounds):
             "cores": os.cpu_count(), "rounds": rounds, "thp": thp[thp.find("[") + 1:thp.find("]")]}
 
 
+def rows_of(record):
+    """Returns the figures of each program and advice."""
+    rows = {}
+    for figure in map(json.loads, open(record)):
+        if "metric" in figure and "workload" in figure:
+            key = figure["workload"].removeprefix("advise:"), figure["setting"]
+            rows.setdefault(key, {})[figure["metric"]] = figure["value"]
+    return rows
+
+
+def is_beyond_noise(row):
+    """Returns whether the saving was predicted and measured, and the interval does not contain 0."""
+    values = [row.get(f"{name}_seconds") for name in ("measured", "predicted", "interval_from", "interval_to")]
+    return None not in values and not values[2] <= 0 <= values[3]
+
+
 def table(records, predictions=None):
     """Prints each saving beyond the noise beside its prediction, then the share of right signs and the median error."""
     rows = {}
     for record in records:
-        figures = [figure for figure in map(json.loads, open(record)) if "metric" in figure and "workload" in figure]
         # A later record of a program replaces an earlier one.
-        measured = {figure["workload"] for figure in figures}
-        rows = {key: row for key, row in rows.items() if f"advise:{key[0]}" not in measured}
-        for figure in figures:
-            key = figure["workload"].removeprefix("advise:"), figure["setting"]
-            rows.setdefault(key, {})[figure["metric"]] = figure["value"]
+        later = rows_of(record)
+        measured = {program for program, _ in later}
+        rows = {key: row for key, row in rows.items() if key[0] not in measured} | later
     if predictions:
-        for row in rows.values():
-            row.pop("predicted_seconds", None)
-        for figure in map(json.loads, open(predictions)):
-            key = figure.get("workload", "").removeprefix("advise:"), figure.get("setting")
-            if figure.get("metric") == "predicted_seconds" and key in rows:
-                rows[key]["predicted_seconds"] = figure["value"]
+        others = rows_of(predictions)
+        for key, row in rows.items():
+            row["predicted_seconds"] = others.get(key, {}).get("predicted_seconds")
     signs, errors, programs = [], [], set()
     print("| program | advice | predicted | measured | 95 % | error |\n|---|---|---|---|---|---|")
     for (program, setting), row in rows.items():
-        measured, predicted = row.get("measured_seconds"), row.get("predicted_seconds")
-        bounds = row.get("interval_from_seconds"), row.get("interval_to_seconds")
-        if None in (measured, predicted, *bounds) or bounds[0] <= 0 <= bounds[1]:
+        if not is_beyond_noise(row):
             continue
+        measured, predicted = row["measured_seconds"], row["predicted_seconds"]
         signs.append((measured > 0) == (predicted > 0))
         errors.append(abs(predicted - measured) / abs(measured))
         programs.add(program)
-        print(f"| {program} | {setting} | {predicted:.3f} | {measured:.3f} | {bounds[0]:.3f} to {bounds[1]:.3f} "
+        print(f"| {program} | {setting} | {predicted:.3f} | {measured:.3f} "
+              f"| {row['interval_from_seconds']:.3f} to {row['interval_to_seconds']:.3f} "
               f"| {100 * errors[-1]:.0f} %{'' if signs[-1] else ', wrong sign'} |")
     if signs:
         print(f"\n{len(rows)} settings in all; {len(signs)} savings beyond the noise, of {len(programs)} programs: {sum(signs)} signs "
               f"right ({100 * sum(signs) / len(signs):.0f} %), median error {100 * statistics.median(errors):.0f} %")
+
+
+def repeat(first, second):
+    """Prints how much two measurements of the same saving differ, and a prediction from both."""
+    first, second = rows_of(first), rows_of(second)
+    both = [key for key in first if key in second and is_beyond_noise(first[key]) and is_beyond_noise(second[key])]
+    if not both:
+        sys.exit("the records have no saving beyond the noise in common")
+    pairs = [(first[key]["measured_seconds"], second[key]["measured_seconds"], second[key]["predicted_seconds"]) for key in both]
+
+    def median(differences):
+        return 100 * statistics.median(differences)
+
+    print(f"{len(pairs)} savings in both records; median difference of the two measurements "
+          f"{median(abs(two - one) / abs(one) for one, two, _ in pairs):.0f} %; of the later prediction from their mean "
+          f"{median(abs(told - (one + two) / 2) / abs((one + two) / 2) for one, two, told in pairs):.0f} %")
 
 
 def pairs_of(command, directory, rounds):
@@ -446,5 +474,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--table":
         *records, predictions = sys.argv[2:] if "--predictions" in sys.argv else [*sys.argv[2:], None]
         table([record for record in records if record != "--predictions"], predictions)
+    elif sys.argv[1] == "--repeat":
+        if len(sys.argv) != 4:
+            sys.exit("--repeat takes two records")
+        repeat(*sys.argv[2:])
     else:
         measure(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS, sys.argv[3:])
