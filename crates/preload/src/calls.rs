@@ -1,12 +1,13 @@
 //! Hooks of `prctl`, `ioctl` and `syscall`, which detect that the program installs a seccomp
-//! filter or uses `userfaultfd`.
+//! filter or uses `userfaultfd`. The hook of `syscall` also detects calls that change mappings.
 //!
 //! Each hook is a jump, as in [`dlsym`](crate::dlsym): the original function finds all arguments,
 //! also those on the stack, and a child of `vfork` returns to the program. A program that makes
 //! system calls without the C library is not detected.
 
 use crate::next::Next;
-use crate::stop;
+use crate::syscall::number::{MADVISE, MMAP, MPROTECT, MREMAP, MUNMAP, PROCESS_MADVISE};
+use crate::{advice, discard, mapping, stop};
 use core::arch::naked_asm;
 
 const PR_SET_SECCOMP: i32 = 22;
@@ -17,7 +18,7 @@ const SECCOMP_FILTER: usize = 1;
 /// The first request of a program to a descriptor of `userfaultfd`, in 32 bits.
 const UFFDIO_API: u32 = 0xc018_aa3f;
 
-/// The numbers of the calls.
+/// The numbers of the calls that end the operations.
 #[cfg(target_arch = "x86_64")]
 mod number {
     pub const IOCTL: usize = 16;
@@ -59,9 +60,34 @@ extern "C" fn before_ioctl(_: i32, request: u32) -> usize {
     IOCTL.address().unwrap_or(0)
 }
 
-/// Returns the address of the next `syscall`, or 0.
-extern "C" fn before_syscall(number: usize, first: usize, second: usize, third: usize) -> usize {
+/// Returns the address of the next `syscall`, or 0. Returns another function, with the same
+/// arguments, for advice that can discard copied text.
+extern "C" fn before_syscall(
+    number: usize,
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+) -> usize {
     match number {
+        MMAP => mapping::before_mmap(first, second, fourth as i32),
+        MUNMAP => mapping::replaces(first, second),
+        MREMAP => mapping::before_mremap(first, second, third, fourth as i32, fifth),
+        MPROTECT => mapping::changes(first, second),
+        MADVISE => {
+            advice::before(first, second, third as i32);
+            if discard::can_meet_text(third as i32) {
+                return advice::madvise_by_number as *const () as usize;
+            }
+        }
+        PROCESS_MADVISE => {
+            // SAFETY: the program passes the arguments of the call.
+            unsafe { advice::before_ranges(second as *const _, third, fourth as i32) };
+            if discard::can_meet_text(fourth as i32) {
+                return advice::process_madvise_by_number as *const () as usize;
+            }
+        }
         number::SECCOMP if first == SECCOMP_STRICT => stop::before_filter(),
         number::SECCOMP if first == SECCOMP_FILTER && third != 0 => stop::before_filter(),
         number::USERFAULTFD => stop::before_user_faults(),
