@@ -34,6 +34,7 @@ pub mod environment;
 pub mod errno;
 pub mod files;
 pub mod helper;
+pub mod jump;
 pub mod layout;
 pub mod loaded;
 pub mod mapping;
