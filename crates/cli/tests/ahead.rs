@@ -273,6 +273,41 @@ fn program_that_executes_itself_keeps_the_advice() {
     ends_with_five("prefault-ahead", main);
 }
 
+/// The C libraries use the signals 32 to 34 between threads. `SIGKILL` and `SIGSTOP` are never
+/// blocked.
+#[test]
+fn helper_blocks_the_signals_of_the_program_and_the_program_none() {
+    let main = r#"
+    #include <dirent.h>
+    static unsigned long blocked(const char *thread) {
+        char text[256];
+        unsigned long signals = 1;
+        snprintf(text, sizeof text, "/proc/self/task/%s/status", thread);
+        FILE *file = fopen(text, "r");
+        while (fgets(text, sizeof text, file)) sscanf(text, "SigBlk: %lx", &signals);
+        fclose(file);
+        return signals;
+    }
+    int main(void) {
+        char own[16];
+        int helpers = 0;
+        char *volatile block = malloc(64 * MIB);
+        pause_ms(50);
+        snprintf(own, sizeof own, "%d", getpid());
+        DIR *threads = opendir("/proc/self/task");
+        for (struct dirent *thread; (thread = readdir(threads));) {
+            if (thread->d_name[0] == '.') continue;
+            unsigned long signals = blocked(thread->d_name);
+            int is_helper = strcmp(thread->d_name, own) != 0;
+            helpers += is_helper;
+            printf("%d: %lx\n", is_helper, signals);
+            if (signals != (is_helper ? ~(7UL << 31 | 1UL << 8 | 1UL << 18) : 0)) return 1;
+        }
+        return block && helpers == 1 ? 5 : 2;
+    }"#;
+    ends_with_five("prefault-ahead", main);
+}
+
 /// The helper must not keep a process alive, and must not run handlers of the program.
 #[test]
 fn helper_ends_with_the_last_thread_and_takes_no_signal() {
