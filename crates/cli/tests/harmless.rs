@@ -4,6 +4,7 @@ mod common;
 
 use common::Ran;
 use common::program::{Place, compilers};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Compiles the program of `main` for each C library, and runs the program with `--report`. Checks
@@ -312,17 +313,30 @@ fn text_that_changes_during_the_copy_stays() {
     assert!(ran.err.contains(line), "{}", ran.err);
 }
 
-/// Runs a program with these contents of the kernel's files, given as shell words `PATH=TEXT`.
+/// The path and the contents of a file of the kernel.
+type File<'a> = (&'a str, &'a str);
+
+/// Runs a program with these files of the kernel.
 /// Returns `None` without the permission to replace files of the kernel.
-fn with_files(place: &Place, program: &str, files: &[(&str, &str)]) -> Option<Ran> {
-    let mut script = String::from("set -e\n");
+fn with_files(place: &Place, program: &[&str], files: &[File<'_>]) -> Option<Ran> {
+    let mut mounts = Vec::new();
     for (index, (path, text)) in files.iter().enumerate() {
         let file = place.path(&format!("kernel-{index}"));
         std::fs::write(&file, text).expect("written");
+        mounts.push((*path, file));
+    }
+    with_mounts(place, program, &mounts)
+}
+
+/// Runs a program with other files or directories at these paths, in which a shell expands
+/// variables. Returns `None` without the permission to mount.
+fn with_mounts(place: &Place, program: &[&str], mounts: &[(&str, PathBuf)]) -> Option<Ran> {
+    let mut script = String::from("set -e\n");
+    for (path, file) in mounts {
         script += &format!("mount --bind {} {path} || exit 77\n", file.display());
     }
     script += "exec \"$@\"\n";
-    let run = place.command(&["--apply", "populate=1M"], &[program]);
+    let run = place.command(&["--apply", "populate=1M"], program);
     let mut unshare = Command::new("unshare");
     unshare.args(["-r", "-m", "sh", "-c", &script, "sh"]).arg(run.get_program());
     unshare.args(run.get_args()).env_remove("LD_PRELOAD");
@@ -345,9 +359,137 @@ fn blocks_beyond_half_of_the_available_memory_are_not_populated() {
     }";
     let program = place.compile("gcc", "program", main, &["-O0"]);
     let host = ("/proc/meminfo", "MemTotal: 99999999 kB\nMemFree: 9 kB\nMemAvailable: 32768 kB\n");
-    let Some(ran) = with_files(&place, &program, &[host]) else { return };
+    let Some(ran) = with_files(&place, &[&program], &[host]) else { return };
     let warning = "faultless: warning: populate: refused 1 time: the block is larger than half of \
                    the available memory: ";
     assert_eq!(ran.code, Some(5), "{}", ran.err);
     assert!(ran.err.starts_with(warning) && ran.err.lines().count() == 1, "{}", ran.err);
+}
+
+/// Runs a program that maps 8 MiB in the control group of `/proc/PID/cgroup`, with these files
+/// below `/sys/fs/cgroup`. Checks how many MiB become resident. Returns false without the
+/// permission to mount.
+#[track_caller]
+fn populated_in_group(group: &str, files: &[File<'_>], expected: &str) -> bool {
+    let place = Place::new();
+    let main = "int main(int count, char **words) {
+        GROWS(atoi(words[1]), MAP(8 << 20));
+        return 5;
+    }";
+    let program = place.compile("gcc", "program", main, &["-O0"]);
+    let (own, root) = (place.path("own"), place.path("groups"));
+    std::fs::write(&own, group).expect("written");
+    std::fs::create_dir(&root).expect("a directory");
+    for (path, text) in files {
+        let file = root.join(path);
+        std::fs::create_dir_all(file.parent().expect("below the root")).expect("a directory");
+        std::fs::write(file, text).expect("written");
+    }
+    let mounts = [("/proc/$$/cgroup", own), ("/sys/fs/cgroup", root)];
+    let Some(ran) = with_mounts(&place, &[&program, expected], &mounts) else { return false };
+    assert_eq!(ran.code, Some(5), "{group:?} {files:?}: {}", ran.err);
+    let refused = ran.err.contains("the block is larger than half of the available memory");
+    assert_eq!(refused, expected == "0", "{group:?} {files:?}: {}", ran.err);
+    true
+}
+
+#[test]
+fn limits_of_control_groups_of_version_two_bound_blocks() {
+    const MIB_10: &str = "10485760\n";
+    const MIB_20: &str = "20971520\n";
+    const MIB_32: &str = "33554432\n";
+    const CACHE: &str = "anon 1\ninactive_file 6291456\nactive_file 2097152\n";
+    let own = "0::/a/b\n";
+    let zero = "0\n";
+    let cases: &[(&str, &[File<'_>], &str)] = &[
+        (own, &[("a/b/memory.max", MIB_10), ("a/b/memory.current", zero)], "0"),
+        (own, &[("a/b/memory.max", "max\n"), ("a/b/memory.current", MIB_32)], "8"),
+        (own, &[("a/b/memory.max", MIB_20), ("a/b/memory.current", zero)], "8"),
+        // The group above has the lower limit, or only the group above has a limit.
+        (
+            own,
+            &[
+                ("a/b/memory.max", MIB_32),
+                ("a/b/memory.current", zero),
+                ("a/memory.max", MIB_20),
+                ("a/memory.current", MIB_10),
+            ],
+            "0",
+        ),
+        (
+            own,
+            &[
+                ("a/b/memory.max", "max\n"),
+                ("a/b/memory.current", zero),
+                ("a/memory.max", MIB_10),
+                ("a/memory.current", zero),
+            ],
+            "0",
+        ),
+        // Pages of files are available.
+        (own, &[("a/b/memory.max", MIB_32), ("a/b/memory.current", MIB_20)], "0"),
+        (
+            own,
+            &[
+                ("a/b/memory.max", MIB_32),
+                ("a/b/memory.current", MIB_20),
+                ("a/b/memory.stat", CACHE),
+            ],
+            "8",
+        ),
+        // The kernel delays a group beyond `memory.high`.
+        (
+            own,
+            &[
+                ("a/b/memory.max", "max\n"),
+                ("a/b/memory.high", MIB_10),
+                ("a/b/memory.current", zero),
+            ],
+            "0",
+        ),
+        (
+            own,
+            &[
+                ("a/b/memory.max", MIB_10),
+                ("a/b/memory.high", MIB_32),
+                ("a/b/memory.current", zero),
+            ],
+            "0",
+        ),
+        // The root of a container's namespace has the limit of the container.
+        ("0::/\n", &[("memory.max", MIB_10), ("memory.current", zero)], "0"),
+    ];
+    for (group, files, expected) in cases {
+        if !populated_in_group(group, files, expected) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn limits_of_control_groups_of_version_one_bound_blocks() {
+    const MIB_10: &str = "10485760\n";
+    const NO_LIMIT: &str = "9223372036854771712\n";
+    let own = "5:cpu,memory:/a/b\n1:name=systemd:/c\n0::/d\n";
+    let (limit, usage) = ("memory/a/b/memory.limit_in_bytes", "memory/a/b/memory.usage_in_bytes");
+    let cases: &[(&[File<'_>], &str)] = &[
+        (&[(limit, MIB_10), (usage, "0\n")], "0"),
+        (&[(limit, NO_LIMIT), (usage, "0\n")], "8"),
+        (
+            &[
+                (limit, NO_LIMIT),
+                (usage, "0\n"),
+                ("memory/memory.limit_in_bytes", MIB_10),
+                ("memory/memory.usage_in_bytes", "0\n"),
+            ],
+            "0",
+        ),
+        // The memory belongs to version 1, also if groups of version 2 exist.
+        (&[("d/memory.max", MIB_10), ("d/memory.current", "0\n")], "8"),
+    ];
+    for (files, expected) in cases {
+        if !populated_in_group(own, files, expected) {
+            return;
+        }
+    }
 }
