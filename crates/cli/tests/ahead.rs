@@ -161,6 +161,56 @@ fn watch_ends_with_each_change_of_a_block() {
     }
 }
 
+/// Only the first 4 MiB of each mapping are used. No hook of `mmap` knows the new mappings.
+#[test]
+fn watch_ends_with_each_change_by_syscall_and_process_madvise() {
+    const START: &str = r#"
+    #include <dlfcn.h>
+    #include <sys/syscall.h>
+    #include <sys/uio.h>
+    #define LEN (64L * MIB)
+    #define RESERVED MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+    #define RESERVE(flags) mmap(block, LEN, PROT_READ | PROT_WRITE, RESERVED | flags, -1, 0)
+    #define FREE_PLACE 0x100000
+    #define OTHER char *other = mmap(0, LEN, PROT_READ | PROT_WRITE, RESERVED, -1, 0)
+    #define OWN int own = syscall(434, getpid(), 0); \
+        struct iovec ranges[2] = { { block, MIB }, { block + MIB, LEN - MIB } }
+    "#;
+    for change in [
+        "syscall(SYS_munmap, block, LEN); if (RESERVE(FREE_PLACE) != block) return 2",
+        "if (syscall(SYS_mmap, block, LEN, 3L, (long)(RESERVED | MAP_FIXED), -1L, 0L) != (long)block) \
+         return 2",
+        "OTHER; if (syscall(SYS_mremap, block, LEN, LEN, 3L, other) != (long)other) return 2; \
+         munmap(other, LEN); if (RESERVE(FREE_PLACE) != block) return 3",
+        "OTHER; if (syscall(SYS_mremap, other, LEN, LEN, 3L, block) != (long)block) return 2",
+        "if (syscall(SYS_mprotect, block, LEN, 1L) || syscall(SYS_mprotect, block, LEN, 3L)) return 2",
+        "if (syscall(SYS_madvise, block, LEN, (long)MADV_DONTNEED)) return 2",
+        "OWN; syscall(440, own, ranges, 2L, 20L, 0L); close(own)",
+        "OWN; long (*call)(int, void *, long, int, int) = dlsym(RTLD_DEFAULT, \"process_madvise\"); \
+         call(own, ranges, 2, 20, 0); close(own)",
+    ] {
+        let main = format!(
+            r#"{START}
+            int main(void) {{
+                for (int i = 0; i < 2; i++) {{
+                    double before = resident();
+                    char *block = MAP(LEN);
+                    touch(block, 0, 1 * MIB);
+                    if (reaches(before, 1.4) < 1.4) return 4;
+                    {change};
+                    touch(block, 0, 4 * MIB);
+                    pause_ms(100);
+                    double grown = resident() - before;
+                    if (grown > 5) {{ printf("%.1f MiB are resident\n", grown); return 1; }}
+                    munmap(block, LEN);
+                }}
+                return 5;
+            }}"#
+        );
+        ends_with_five("prefault-ahead", &main);
+    }
+}
+
 #[test]
 fn freed_blocks_can_be_used_again_by_many_threads() {
     let main = r"
@@ -219,6 +269,41 @@ fn program_that_executes_itself_keeps_the_advice() {
         if (reaches(before, 5) < 5) return 1;
         if (count < 4) return execl("/proc/self/exe", "a", "b", "c", "d", (char *)0);
         return 5;
+    }"#;
+    ends_with_five("prefault-ahead", main);
+}
+
+/// The C libraries use the signals 32 to 34 between threads. `SIGKILL` and `SIGSTOP` are never
+/// blocked.
+#[test]
+fn helper_blocks_the_signals_of_the_program_and_the_program_none() {
+    let main = r#"
+    #include <dirent.h>
+    static unsigned long blocked(const char *thread) {
+        char text[256];
+        unsigned long signals = 1;
+        snprintf(text, sizeof text, "/proc/self/task/%s/status", thread);
+        FILE *file = fopen(text, "r");
+        while (fgets(text, sizeof text, file)) sscanf(text, "SigBlk: %lx", &signals);
+        fclose(file);
+        return signals;
+    }
+    int main(void) {
+        char own[16];
+        int helpers = 0;
+        char *volatile block = malloc(64 * MIB);
+        pause_ms(50);
+        snprintf(own, sizeof own, "%d", getpid());
+        DIR *threads = opendir("/proc/self/task");
+        for (struct dirent *thread; (thread = readdir(threads));) {
+            if (thread->d_name[0] == '.') continue;
+            unsigned long signals = blocked(thread->d_name);
+            int is_helper = strcmp(thread->d_name, own) != 0;
+            helpers += is_helper;
+            printf("%d: %lx\n", is_helper, signals);
+            if (signals != (is_helper ? ~(7UL << 31 | 1UL << 8 | 1UL << 18) : 0)) return 1;
+        }
+        return block && helpers == 1 ? 5 : 2;
     }"#;
     ends_with_five("prefault-ahead", main);
 }

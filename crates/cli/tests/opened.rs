@@ -147,6 +147,43 @@ fn threads_open_and_close_libraries_at_the_same_time() {
     ends_with_five("huge-text,populate,prefault-ahead", main, false);
 }
 
+/// A signal handler can interrupt the library, and call `dlsym`. The library calls this
+/// `dl_iterate_phdr`. `dlvsym` has no hook.
+#[test]
+fn dlsym_within_a_move_begins_no_second_move() {
+    let main = r#"
+    #include <link.h>
+    typedef int visitor(struct dl_phdr_info *, size_t, void *);
+    static int opens, within, visits, nested;
+    int dl_iterate_phdr(visitor visit, void *state) {
+        int (*next)(visitor, void *) = dlvsym(RTLD_NEXT, "dl_iterate_phdr", VERSION);
+        visits += opens;
+        nested += within;
+        if (opens && !within) {
+            within = 1;
+            dlsym(RTLD_DEFAULT, "stdin");
+            within = 0;
+        }
+        return next(visit, state);
+    }
+    int main(void) {
+        opens = 1;
+        if (!opened() || !visits) return 6;
+        return nested ? 7 : 5;
+    }"#;
+    let place = Place::new();
+    let folder = place.path("libraries");
+    std::fs::create_dir(&folder).expect("a directory");
+    let library = ["-O1", "-fPIC", "-shared", "-pthread"];
+    place.compile("gcc", "libraries/liblarge.so", LIBRARY, &library);
+    let version = if cfg!(target_arch = "x86_64") { "2.2.5" } else { "2.17" };
+    let version = format!("-DVERSION=\"GLIBC_{version}\"");
+    let linked = ["-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN/libraries", "-ldl", &version];
+    let program = place.compile("gcc", "program", &format!("{OPENS}{main}"), &linked);
+    let ran = place.run("huge-text", &[&program]);
+    assert_eq!((ran.code, &*ran.err), (Some(5), ""));
+}
+
 /// The C library finds the caller of `dlsym` by the return address. With this library as the
 /// caller, the next `puts` would be the function of the linked library.
 #[test]

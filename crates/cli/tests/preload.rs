@@ -43,6 +43,29 @@ fn blocks_are_populated_with_glibc_and_with_musl() {
     }
 }
 
+/// musl's own `calloc` would read the pages of the block, because `malloc` has a hook.
+#[test]
+fn large_calloc_touches_no_page() {
+    let main = "
+    #include <sys/resource.h>
+    int main(void) {
+        struct rusage before, after;
+        getrusage(RUSAGE_SELF, &before);
+        char *block = calloc(4, 8 << 20);
+        getrusage(RUSAGE_SELF, &after);
+        long faults = after.ru_minflt - before.ru_minflt;
+        if (faults > 100) return fprintf(stderr, \"%ld faults\\n\", faults), 1;
+        for (int i = 0; i < 32 << 20; i += 4096) if (block[i]) return 2;
+        return 5;
+    }";
+    let place = Place::new();
+    for compiler in compilers() {
+        let program = place.compile(compiler, &format!("{compiler}-calloc"), main, &["-O0"]);
+        let ran = place.run("populate=64M,no-thp", &[&program]);
+        assert_eq!((ran.code, &*ran.err), (Some(5), ""), "{compiler}");
+    }
+}
+
 /// Ends with 5 if a mapping of a file is populated, unless the mapping has code or is small.
 const FILES: &str = r#"
 #include <fcntl.h>

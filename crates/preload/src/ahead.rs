@@ -17,10 +17,11 @@
 //! # Safety for programs
 //!
 //! Populating a page changes no contents, and the helper populates only watched blocks. The hooks
-//! of `free`, `realloc`, `munmap`, `mremap`, `mprotect`, `madvise` and of `mmap` with `MAP_FIXED`
-//! end the watch of a block before the call, and wait until the helper has finished the part that
-//! it populates at this time. A program that unmaps a watched block by a direct system call, and
-//! maps another private mapping there, can find additional resident pages in the new mapping.
+//! of `free`, `realloc`, `munmap`, `mremap`, `mprotect`, `madvise`, `process_madvise` and of `mmap`
+//! with `MAP_FIXED` end the watch of a block before the call, and wait until the helper has
+//! finished the part that it populates at this time. The hook of `syscall` does the same for these
+//! calls. The library does not see calls by the program's own instructions. If such a call unmaps a
+//! watched block, a new private mapping in its place can have additional resident pages.
 //!
 //! A forked child inherits no watch: the table is in memory that the kernel clears in the child
 //! (`MADV_WIPEONFORK`). A child that shares the memory (`vfork`) uses the parent's table.

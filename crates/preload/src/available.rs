@@ -38,17 +38,21 @@ fn of_host() -> Option<usize> {
 /// The files of a version of control groups.
 struct Files {
     root: &'static [u8],
-    limit: &'static [u8],
+    limits: &'static [&'static [u8]],
     usage: &'static [u8],
 }
 
 const FIRST: Files = Files {
     root: b"/sys/fs/cgroup/memory",
-    limit: b"/memory.limit_in_bytes",
+    limits: &[b"/memory.limit_in_bytes"],
     usage: b"/memory.usage_in_bytes",
 };
-const SECOND: Files =
-    Files { root: b"/sys/fs/cgroup", limit: b"/memory.max", usage: b"/memory.current" };
+/// The kernel delays the processes of a group beyond `memory.high`.
+const SECOND: Files = Files {
+    root: b"/sys/fs/cgroup",
+    limits: &[b"/memory.max", b"/memory.high"],
+    usage: b"/memory.current",
+};
 
 /// Returns the available memory in bytes of the program's control group and of the groups above.
 /// `None` without a limit.
@@ -83,11 +87,13 @@ fn group(text: &[u8]) -> Option<(Files, &[u8])> {
     second
 }
 
-/// Returns the available memory of a group in bytes: the limit without the used memory, and pages
-/// of files, which the kernel can free. `None` without a limit.
+/// Returns the available memory of a group in bytes: the lowest limit without the used memory, and
+/// pages of files, which the kernel can free. `None` without a limit.
 fn of_group(files: &Files, group: &[u8]) -> Option<usize> {
     let mut text = [0; 1024];
-    let limit = number(of_file(files, group, files.limit, &mut text)?)?;
+    let limits = files.limits.iter();
+    let limits = limits.filter_map(|name| number(of_file(files, group, name, &mut text)?));
+    let limit = limits.min()?;
     let used = number(of_file(files, group, files.usage, &mut text)?)?;
     let cached = of_file(files, group, b"/memory.stat", &mut text).map_or(0, |text| {
         let of = |name| field(text, name).unwrap_or(0);

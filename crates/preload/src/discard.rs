@@ -1,9 +1,9 @@
 //! Advice of the program that discards pages of copied text.
 //!
 //! The kernel reads discarded pages of a file again, and fills discarded anonymous pages with
-//! zeros. Copied text is anonymous, so the hook of `madvise` skips such advice there, and reports
-//! success. The hook knows the copied ranges. A range counts only while a loaded object has text
-//! there: the loader unmaps libraries without a call of the hooks.
+//! zeros. Copied text is anonymous, so the hooks of [`advice`](crate::advice) skip such advice
+//! there, and report success. The hooks know the copied ranges. A range counts only while a loaded
+//! object has text there: the loader unmaps libraries without a call of the hooks.
 
 use crate::loaded::large_text;
 use crate::symbols::{self, Object};
@@ -120,6 +120,11 @@ unsafe extern "C" fn find(object: &Object, _: usize, search: &mut Search) -> c_i
     search.found.into()
 }
 
+/// Returns whether the advice discards pages, and the program has copied text.
+pub fn can_meet_text(advice: c_int) -> bool {
+    USED.load(Ordering::Acquire) != 0 && discards(advice)
+}
+
 /// Gives the advice for the range of addresses by `give`, except for copied text if the advice
 /// discards pages. Returns the first result other than 0.
 pub fn advise(
@@ -129,7 +134,7 @@ pub fn advise(
     give: impl Fn(usize, usize) -> c_int,
 ) -> c_int {
     let Some(end) = start.checked_add(len) else { return give(start, len) };
-    if USED.load(Ordering::Acquire) == 0 || !discards(advice) {
+    if !can_meet_text(advice) {
         return give(start, len);
     }
     let (mut at, mut skipped) = (start, false);

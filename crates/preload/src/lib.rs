@@ -13,14 +13,15 @@
 //! | `FAULTLESS_POPULATE_FILES=BYTES` | populates new mappings of files of this size and more | [`files`] |
 //! | `FAULTLESS_HUGE_TEXT=copy`, `=collapse` | moves text to huge pages at the start, and when libraries are opened | [`text`] |
 //!
-//! The hooks of the program's calls are in [`allocator`] and [`mapping`], and [`dlsym`] detects new
-//! libraries. [`calls`] detects programs in which the operations [`stop`]. A hook of an allocation
-//! calls the original function first, and the operation follows.
+//! The hooks of the program's calls are in [`allocator`], [`mapping`] and [`advice`], and [`dlsym`]
+//! detects new libraries. [`calls`] detects programs in which the operations [`stop`]. A hook of an
+//! allocation calls the original function first, and the operation follows.
 //! The program continues without a failed operation; [`report`] counts operations and failures, and
 //! [`warning`] prints failures.
 
 #![no_std]
 
+pub mod advice;
 pub mod ahead;
 pub mod allocator;
 pub mod available;
@@ -33,6 +34,7 @@ pub mod environment;
 pub mod errno;
 pub mod files;
 pub mod helper;
+pub mod jump;
 pub mod layout;
 pub mod loaded;
 pub mod mapping;

@@ -23,12 +23,11 @@ const FAILED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 static MMAP: Next = Next::new(c"mmap");
 static MUNMAP: Next = Next::new(c"munmap");
 static MREMAP: Next = Next::new(c"mremap");
-static MADVISE: Next = Next::new(c"madvise");
 static MPROTECT: Next = Next::new(c"mprotect");
 
 /// Finds the functions of the next library. At the start the program has one thread.
 pub fn find_next() {
-    for next in [&MMAP, &MUNMAP, &MREMAP, &MADVISE, &MPROTECT] {
+    for next in [&MMAP, &MUNMAP, &MREMAP, &MPROTECT] {
         next.address();
     }
 }
@@ -46,9 +45,7 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    if flags & MAP_FIXED != 0 {
-        replaces(at, len);
-    }
+    before_mmap(at as usize, len, flags);
     // SAFETY: the arguments come from the caller, who requests this call.
     let start = unsafe { original_mmap(at, len, prot, flags, file, offset) };
     if start != FAILED && len >= blocks::smallest() && is_memory(prot, flags) {
@@ -109,21 +106,40 @@ pub unsafe extern "C" fn mmap64(
 
 /// Ends the watch of blocks in a range that the program changes.
 #[inline]
-fn changes(start: *mut c_void, len: usize) {
+pub fn changes(start: usize, len: usize) {
     if ahead::is_watching() {
-        ahead::forget_range(start as usize, len);
+        ahead::forget_range(start, len);
     }
 }
 
 /// Ends the operations in a range of which the program removes the pages.
 #[inline]
-fn replaces(start: *mut c_void, len: usize) {
+pub fn replaces(start: usize, len: usize) {
     changes(start, len);
-    discard::forget(start as usize, (start as usize).saturating_add(len));
+    discard::forget(start, start.saturating_add(len));
+}
+
+/// Ends the operations in the ranges of a call of `mmap`, before the call.
+#[inline]
+pub fn before_mmap(at: usize, len: usize, flags: c_int) {
+    if flags & MAP_FIXED != 0 {
+        replaces(at, len);
+    }
+}
+
+/// Ends the operations in the ranges of a call of `mremap`, before the call. The kernel reads the
+/// new address only if the flags request this.
+#[inline]
+pub fn before_mremap(start: usize, len: usize, new_len: usize, flags: c_int, to: usize) {
+    const FIXED: c_int = 2;
+    replaces(start, len);
+    if flags & FIXED != 0 {
+        replaces(to, new_len);
+    }
 }
 
 /// Reports that the C library lacks a function.
-fn missing() -> c_int {
+pub fn missing() -> c_int {
     errno::set(ENOSYS);
     -1
 }
@@ -134,7 +150,7 @@ fn missing() -> c_int {
 /// The contract of the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
-    replaces(start, len);
+    replaces(start as usize, len);
     let Some(next) = MUNMAP.address() else { return missing() };
     // SAFETY: the symbol table has returned this function by its name; the caller's contract.
     unsafe {
@@ -142,7 +158,7 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, len: usize) -> c_int {
     }
 }
 
-/// The C function `mremap`. The kernel reads the new address only if the flags request this.
+/// The C function `mremap`.
 ///
 /// # Safety
 /// The contract of the system call.
@@ -154,13 +170,9 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    const FIXED: c_int = 2;
     type Mremap =
         unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
-    replaces(start, len);
-    if flags & FIXED != 0 {
-        replaces(to, new_len);
-    }
+    before_mremap(start as usize, len, new_len, flags, to as usize);
     let Some(next) = MREMAP.address() else {
         missing();
         return FAILED;
@@ -170,32 +182,13 @@ pub unsafe extern "C" fn mremap(
     unsafe { transmute::<usize, Mremap>(next)(start, len, new_len, flags, to) }
 }
 
-/// The C function `madvise`.
-///
-/// # Safety
-/// The contract of the system call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(start: *mut c_void, len: usize, advice: c_int) -> c_int {
-    /// `MADV_HUGEPAGE` does not discard pages.
-    const HUGEPAGE: c_int = 14;
-    if advice != HUGEPAGE {
-        changes(start, len);
-    }
-    let Some(next) = MADVISE.address() else { return missing() };
-    discard::advise(start as usize, len, advice, |start, len| {
-        type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
-        // SAFETY: the symbol table has returned this function by its name; the caller's contract.
-        unsafe { transmute::<usize, Madvise>(next)(start as *mut c_void, len, advice) }
-    })
-}
-
 /// The C function `mprotect`.
 ///
 /// # Safety
 /// The contract of the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(start: *mut c_void, len: usize, prot: c_int) -> c_int {
-    changes(start, len);
+    changes(start as usize, len);
     let Some(next) = MPROTECT.address() else { return missing() };
     // SAFETY: the symbol table has returned this function by its name; the caller's contract.
     unsafe {

@@ -1,7 +1,8 @@
 //! The start of the library, before the program's `main`, and its end.
 
 use crate::{
-    ahead, allocator, calls, dlsym, environment, mapping, populate, report, symbols, text, warning,
+    advice, ahead, allocator, calls, dlsym, environment, mapping, populate, report, symbols, text,
+    warning,
 };
 use core::ffi::{CStr, c_char, c_int};
 
@@ -15,6 +16,7 @@ static START: extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
 extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     allocator::find_next();
     mapping::find_next();
+    advice::find_next();
     dlsym::find_next();
     calls::find_next();
     let environment = symbols::environment().unwrap_or(environment);

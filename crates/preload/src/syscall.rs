@@ -1,13 +1,13 @@
 //! System calls without the C library: `errno` stays, and no symbol is needed.
 
 use core::arch::asm;
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::ptr;
 use core::sync::atomic::AtomicU32;
 
 /// The numbers of the calls.
 #[cfg(target_arch = "x86_64")]
-mod number {
+pub(crate) mod number {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
     pub const CLOSE: usize = 3;
@@ -31,9 +31,11 @@ mod number {
     pub const OPENAT: usize = 257;
     pub const PPOLL: usize = 271;
     pub const PROCESS_VM_READV: usize = 310;
+    pub const PROCESS_MADVISE: usize = 440;
 }
+/// The numbers of the calls.
 #[cfg(target_arch = "aarch64")]
-mod number {
+pub(crate) mod number {
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
     pub const LSEEK: usize = 62;
@@ -57,6 +59,7 @@ mod number {
     pub const KILL: usize = 129;
     pub const EXIT_GROUP: usize = 94;
     pub const PROCESS_VM_READV: usize = 270;
+    pub const PROCESS_MADVISE: usize = 440;
 }
 
 /// The first result that is an error: `-4095` as an unsigned number.
@@ -144,6 +147,25 @@ pub unsafe fn mmap(
 pub unsafe fn madvise(start: usize, len: usize, advice: c_int) -> Result<(), c_int> {
     // SAFETY: the caller's contract.
     checked(unsafe { call(number::MADVISE, [start, len, advice as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// Gives advice on `count` ranges of a process. Returns the number of advised bytes.
+///
+/// # Errors
+/// The error code of the kernel.
+///
+/// # Safety
+/// The advice must not discard memory in use.
+pub unsafe fn process_madvise(
+    process: c_int,
+    ranges: *const c_void,
+    count: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> Result<usize, c_int> {
+    let arguments = [process as usize, ranges as usize, count, advice as usize, flags as usize, 0];
+    // SAFETY: the caller's contract.
+    checked(unsafe { call(number::PROCESS_MADVISE, arguments) })
 }
 
 /// Writes into `states` for each page of `len` bytes from `start` whether the page is resident, in

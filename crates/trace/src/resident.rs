@@ -169,6 +169,8 @@ pub(crate) fn now_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfs::FromRead;
+    use procfs::process::MemoryMaps;
     use std::ptr;
 
     /// Maps `pages` pages of private memory, which stay mapped.
@@ -213,6 +215,37 @@ mod tests {
         }
         assert!(snapshot.taken_ns >= before && !snapshot.truncated);
         assert!(snapshot.count() > 100, "{}", snapshot.count());
+    }
+
+    #[test]
+    fn line_of_maps_is_an_area_with_the_same_addresses() {
+        let text = b"1000-5000 rw-p 00000000 00:00 0 \n\
+            7000-8000 r-xp 00000000 08:01 9 /bin/true\n\
+            9000-b000 ---p 00000000 00:00 0 [stack]\n";
+        let maps: MemoryMaps = FromRead::from_read(&text[..]).unwrap();
+        let areas: Vec<_> = maps.0.iter().map(area).collect();
+        let expected = [
+            (0x1000..0x5000, Prot::READ | Prot::WRITE, Backing::Anon),
+            (0x7000..0x8000, Prot::READ | Prot::EXEC, Backing::File),
+            (0x9000..0xb000, Prot::empty(), Backing::Stack),
+        ];
+        let start = |address| Architecture::OWN.address(address);
+        let expected = expected.map(|(range, prot, backing)| Area {
+            range: start(range.start)..start(range.start) + (range.end - range.start),
+            prot,
+            backing,
+        });
+        assert_eq!(areas, expected);
+    }
+
+    #[test]
+    fn runs_of_pages_merge_if_adjacent_and_equal() {
+        let mut snapshot = Snapshot::default();
+        for (page, written) in [(1, true), (2, true), (3, false), (5, false), (6, false)] {
+            snapshot.add(page..page + 1, written);
+        }
+        assert_eq!(snapshot.pages, [(1..3, true), (3..4, false), (5..7, false)]);
+        assert_eq!(snapshot.count(), 5);
     }
 
     #[test]

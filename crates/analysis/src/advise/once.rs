@@ -193,6 +193,25 @@ pub(super) mod tests {
         assert!(!thp_off(&Apply::Nothing));
     }
 
+    /// A second test process has input, which the run must not read.
+    #[test]
+    fn run_reads_no_input() {
+        const INNER: &str = "FAULTLESS_TEST_INPUT";
+        if std::env::var_os(INNER).is_some() {
+            faults(&["sh", "-c", "! read line"], &Apply::Nothing);
+            return;
+        }
+        let mut test = Command::new(std::env::current_exe().expect("a test"));
+        test.args(["--exact", "advise::once::tests::run_reads_no_input"]).env(INNER, "1");
+        let test = test.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut test = test.expect("a test that starts");
+        let mut input = test.stdin.take().expect("piped");
+        std::io::Write::write_all(&mut input, b"a line\n").expect("a small input");
+        let ended = test.wait_with_output().expect("it ends");
+        let output = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+    }
+
     #[test]
     fn applied_settings_reach_the_program() {
         let variable = Apply::environment([("MALLOC_MMAP_MAX_", "0".into())]);

@@ -430,6 +430,16 @@ mod tests {
         assert!(got.obstacle(&named::malloc_thp()).is_some_and(|why| why.contains("musl")));
     }
 
+    /// A static program of glibc contains the names of glibc's settings.
+    #[test]
+    fn static_program_without_settings_of_glibc_is_not_of_glibc() {
+        let options = ["-static", "-nostdlib", "-Dmain=_start", "-Wl,--defsym=malloc=0"];
+        let got = compiled("gcc", &options);
+        assert_eq!(got, Program { fixed: true, ..Program::default() });
+        let why = got.obstacle(&named::malloc_thp());
+        assert_eq!(why, Some("the program does not contain glibc's malloc"));
+    }
+
     #[test]
     fn obstacles_depend_on_the_advice() {
         let glibc = Program { glibc: true, ..Program::default() };

@@ -206,6 +206,65 @@ mod tests {
         trace.check().unwrap();
     }
 
+    /// Faults of other processes, and faults on present pages, made no page resident.
+    #[test]
+    fn faults_of_others_and_on_present_pages_change_no_state() {
+        let write = |page: u64, is_present| {
+            let mut kind = Kind::first(page * P, Access::Write);
+            if let Kind::Fault { present, .. } = &mut kind {
+                *present = is_present;
+            }
+            kind
+        };
+        let mut trace = trace(&[
+            (2, 1, write(0x101, true)),
+            (3, 2, write(0x103, false)),
+            (4, 1, write(0x105, false)),
+        ]);
+        let snapshots = [snapshot(8, 1_005_000)];
+        let running = Running { snapshots: &snapshots, enabled_ns: 1_000_000, own: &[] };
+        add(&mut trace, &[(8, 1)], 1_000_000, running);
+        let resident = trace.events.iter().filter_map(|event| match event.kind {
+            Kind::Resident { start, len, .. } => Some((start / P, len / P)),
+            _ => None,
+        });
+        assert_eq!(resident.collect::<Vec<_>>(), [(0x100, 5), (0x106, 2), (0x110, 1)]);
+    }
+
+    /// A fault on a base page of 16 KiB makes four pages of 4 KiB resident.
+    #[test]
+    fn fault_on_a_large_base_page_covers_all_its_pages() {
+        let mut trace = trace(&[(2, 1, Kind::first(0x104 * P, Access::Write))]);
+        trace.header.page_size = 4 * P as u32;
+        let faulted = faulted(&trace, 1, 5);
+        let pages = (0x100..0x110).filter(|page| faulted.contains(*page));
+        assert_eq!(pages.collect::<Vec<u64>>(), [0x104, 0x105, 0x106, 0x107]);
+    }
+
+    /// The state of a process comes from perf if the pages of the process cannot be read.
+    #[test]
+    fn process_without_a_snapshot_keeps_its_early_mappings() {
+        let fault = Kind::first(0x10_0000, Access::Write);
+        let areas = [(0, 1, area(1)), (0, 2, area(2))];
+        let events = [areas[0], areas[1], (1, 2, Kind::Exec), (5, 1, fault), (6, 2, fault)];
+        let mut trace = trace(&events);
+        let snapshots = [snapshot(8, 1_001_000)];
+        let running = Running { snapshots: &snapshots, enabled_ns: 1_003_000, own: &[] };
+        add(&mut trace, &[(8, 1), (9, 2)], 1_000_000, running);
+        let of = |number| {
+            let own = |event: &Event| {
+                trace.processes[trace.threads[event.thread as usize].process as usize].parent
+                    == number
+            };
+            trace.events.iter().filter(own).map(|event| event.kind).collect::<Vec<_>>()
+        };
+        // The first process has no event, so it is omitted.
+        assert_eq!(trace.processes.len(), 2);
+        assert_eq!(of(Some(0)), [area(2), Kind::Exec, fault]);
+        assert_eq!(of(None)[0], area(64), "the snapshot replaces the early mapping");
+        assert!(!of(None).contains(&area(1)));
+    }
+
     #[test]
     fn processes_without_events_and_the_recorder_are_omitted() {
         let fault = Kind::first(0x10_0000, Access::Write);

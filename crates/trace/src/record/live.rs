@@ -510,6 +510,7 @@ fn with_descendants(pids: &[i32]) -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Stdio;
 
     #[test]
     fn control_group_is_found_by_path_and_by_name() {
@@ -558,6 +559,60 @@ mod tests {
         assert!((8192.0..8600.0).contains(&event_bytes(Some(Unwind::Dwarf))));
     }
 
+    /// Returns a shell with a command, and the processes of both.
+    fn shell(script: &str) -> (std::process::Child, Vec<i32>) {
+        // The shell reports killed commands.
+        let mut child = Command::new("sh");
+        let child = child.args(["-c", script]).stderr(Stdio::null()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let limit = Instant::now() + Duration::from_secs(20);
+        let mut all = with_descendants(&[pid]);
+        while all.len() != 2 && Instant::now() < limit {
+            all = with_descendants(&[pid]);
+        }
+        (child, all)
+    }
+
+    fn kill(pid: i32) {
+        // SAFETY: the call touches no memory.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+
+    #[test]
+    fn named_process_is_chosen_with_its_descendants() {
+        let _alone = super::super::survivors::alone();
+        let (mut child, all) = shell("sleep 60; true");
+        let chosen = Chosen::find(&Subject::Processes(vec![all[0]])).unwrap();
+        for pid in &all {
+            kill(*pid);
+        }
+        child.wait().unwrap();
+        assert_eq!((all.len(), chosen.pids()), (2, &all[..]));
+    }
+
+    /// perf fails if a process ends while perf starts.
+    #[test]
+    fn descendant_that_ends_at_once_is_not_chosen() {
+        let _alone = super::super::survivors::alone();
+        let omits = || {
+            let (mut child, all) = shell("sleep 60; sleep 60; true");
+            let ended = all[1];
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(SETTLE / 2);
+                kill(ended);
+            });
+            let chosen = Chosen::find(&Subject::Processes(vec![all[0]])).unwrap();
+            killer.join().unwrap();
+            for pid in with_descendants(&all[..1]) {
+                kill(pid);
+            }
+            child.wait().unwrap();
+            !chosen.pids().contains(&ended)
+        };
+        // On a busy host, the shell or this thread can be late.
+        assert!((0..5).filter(|_| omits()).count() >= 3);
+    }
+
     #[test]
     fn descendants_follow_their_ancestors() {
         let _alone = super::super::survivors::alone();
@@ -576,8 +631,7 @@ mod tests {
         assert!(all[0] == own && all.contains(&pid), "{all:?}");
         assert_eq!(all.iter().filter(|pid| **pid == own).count(), 1);
         for pid in with_descendants(&[pid]) {
-            // SAFETY: the call touches no memory.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            kill(pid);
         }
         child.wait().unwrap();
     }

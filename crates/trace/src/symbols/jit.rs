@@ -31,13 +31,10 @@ impl Jit {
     /// Reads the files of the process `pid`, in its root directory if the process may be `running`.
     pub fn of(pid: i32, running: bool) -> Self {
         let mut jit = Self::default();
-        let root = format!("/proc/{pid}/root/tmp");
-        let inside = running.then(|| PathBuf::from(root));
-        let mut directories = inside.into_iter().chain([std::env::temp_dir(), "/tmp".into()]);
         // In a container, the process has another number.
         let own = if running { number_inside(pid) } else { pid };
         let owners = owners(running.then_some(pid));
-        directories.any(|directory| {
+        directories(running.then_some(pid)).any(|directory| {
             let open = |name: String| regular(&directory.join(name), &owners);
             open(format!("perf-{own}.map")).into_iter().for_each(|file| jit.read_map(file));
             open(format!("jit-{own}.dump")).into_iter().for_each(|file| jit.read_dump(file));
@@ -114,6 +111,12 @@ impl Jit {
     }
 }
 
+/// Returns the directories for temporary files: first the directory of the `running` process.
+fn directories(running: Option<i32>) -> impl Iterator<Item = PathBuf> {
+    let inside = running.map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp")));
+    inside.into_iter().chain([std::env::temp_dir(), "/tmp".into()])
+}
+
 /// Returns the users whose files are trusted, as perf does: this user, root and the user of the
 /// `running` process. Each user can make files in the directory for temporary files.
 fn owners(running: Option<i32>) -> Vec<u32> {
@@ -132,8 +135,13 @@ fn regular(path: &Path, owners: &[u32]) -> Option<File> {
 /// Returns the number of the process `pid` in its innermost namespace.
 fn number_inside(pid: i32) -> i32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok()).unwrap_or(pid)
+    innermost(&status).unwrap_or(pid)
+}
+
+/// Returns the last number of the process in the text of its `status` file.
+fn innermost(status: &str) -> Option<i32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().last()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -157,6 +165,58 @@ mod tests {
         assert_eq!((of(0x1010), of(0xfff)), (None, None));
         assert_eq!(of(0x2000).as_deref(), Some("b"));
         assert_eq!(of(u64::MAX), None);
+    }
+
+    /// Files in the directory for temporary files, removed at the end.
+    struct Files(Vec<PathBuf>);
+
+    impl Files {
+        fn map(&mut self, directory: &Path, pid: i32, text: &str) {
+            let path = directory.join(format!("perf-{pid}.map"));
+            fs::write(&path, text).unwrap();
+            self.0.push(path);
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            for path in &self.0 {
+                _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// No process has a number above 4,194,304.
+    #[test]
+    fn map_of_an_ended_process_is_found_by_its_number() {
+        let pid = 1_000_000_000 + std::process::id() as i32;
+        let mut files = Files(Vec::new());
+        let name = |running| {
+            let lines = Jit::of(pid, running).functions(&[0x1008]).remove(0);
+            lines.first().map(|(function, _)| (function.name.clone(), function.module.clone()))
+        };
+        assert_eq!(name(false), None);
+        files.map(&std::env::temp_dir(), pid, "1000 10 run\n");
+        assert_eq!(name(false), Some(("run".to_owned(), JIT.to_owned())));
+    }
+
+    #[test]
+    fn root_directory_of_a_running_process_is_searched_first() {
+        let pid = std::process::id() as i32;
+        let mut files = Files(Vec::new());
+        files.map(Path::new("/tmp"), number_inside(pid), "1000 10 inside\n");
+        let lines = Jit::of(pid, true).functions(&[0x1000]).remove(0);
+        assert_eq!(lines[0].0.name, "inside");
+        let first = directories(Some(pid)).next();
+        assert_eq!(first, Some(PathBuf::from(format!("/proc/{pid}/root/tmp"))));
+        assert_eq!(directories(None).next(), Some(std::env::temp_dir()));
+    }
+
+    #[test]
+    fn number_in_the_innermost_namespace_names_the_files() {
+        assert_eq!(innermost("Name:\tnode\nNSpid:\t123\t45\t7\nNSpgid:\t1\n"), Some(7));
+        assert_eq!(innermost("NSpid:\t123\n"), Some(123));
+        assert_eq!(innermost("Name:\tnode\n"), None);
     }
 
     #[test]
