@@ -104,6 +104,44 @@ fn call_sites_are_listed_with_a_change() {
     assert!(page.contains("Calls that create memory") && page.contains("1: mmap in main app.c:20"));
 }
 
+/// The faults of `memset`, and the `mmap` of `malloc`, in a program without frame pointers.
+#[test]
+fn call_sites_without_a_caller_share_a_row() {
+    let (start, prot, backing) = (1 << 40, Prot::READ | Prot::WRITE, Backing::Anon);
+    let len = PAGES << 12;
+    let fault = |page: u64, number: u32| {
+        let mut kind = Kind::first(start + (page << 12), Access::Write);
+        if let Kind::Fault { stack, .. } = &mut kind {
+            *stack = StackId::new(number);
+        }
+        kind
+    };
+    let called = Kind::Caller { stack: StackId::new(6) };
+    let kinds = [called, Kind::Map { start, len, prot, flags: 0x22, backing }]
+        .into_iter()
+        .chain((0..2048).map(|page| fault(page, 5)))
+        .chain((2048..3072).map(|page| fault(page, 6)))
+        .chain((3072..PAGES).map(|page| fault(page, 2)));
+    let mut trace = app(kinds, true);
+    let frame = |function| Frame { caller: StackId::NONE, function, line: 0 };
+    trace.stacks.frames.extend([frame(2), frame(3)]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("app.fltrace");
+    compact::write(&file, &trace).expect("written");
+    let path = file.to_str().expect("text");
+    let ran = faultless(&["advise", path, "--json", "-"]);
+    let (text, lines) = (ran.err.clone(), json_lines(&ran.succeeds()));
+    assert!(text.contains("1. caller unknown ") && text.contains("2. load app.c:7"), "{text}");
+    assert!(!text.contains("memset") && !text.contains("further call site"), "{text}");
+    assert!(text.contains("    memory of mmap, caller unknown: 12 MiB\n"), "{text}");
+    assert!(text.contains("--stacks=dwarf shows the callers"), "{text}");
+    let faults = common::value(&lines, "linux", "call site caller unknown", "site_faults");
+    assert_eq!(faults, Some(3072.0));
+    write(&file, true);
+    let text = faultless(&["advise", path]).succeeds();
+    assert!(!text.contains("caller unknown"), "{text}");
+}
+
 /// `main` touches memory that `load` lets grow, by `mremap` and `malloc`, and frees, by `madvise`
 /// and `munmap`.
 #[test]
