@@ -214,9 +214,44 @@ fn results_are_exported_for_other_tools() {
     assert!(text("firefox").contains("mmap in main app.c:20 (app)"));
     assert!(text("csv").contains("memory of mmap in main app.c:20 (app)"), "{}", text("csv"));
     let row = text("csv").lines().find(|line| line.contains("site_faults")).map(str::to_owned);
-    assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096")), "{}", text("csv"));
+    assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096,measured")), "{}", text("csv"));
     let metrics = text("openmetrics");
     assert!(metrics.contains("faultless_site_faults{") && metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn each_figure_is_measured_or_predicted() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    write(Path::new(&file("app.fltrace")), true);
+    let (recording, metrics) = (file("app.fltrace"), format!("openmetrics={}", file("om")));
+    let args = ["advise", &recording, "--json", "-", "--export", &metrics];
+    let lines = json_lines(&faultless(&args).succeeds());
+    let basis_of = |metric: &str| -> Vec<&str> {
+        let lines = lines.iter().filter(|line| line["metric"] == metric);
+        lines.map(|line| line["basis"].as_str().expect("a name")).collect()
+    };
+    for metric in ["seconds", "page_ns", "faults"] {
+        assert_eq!(basis_of(metric), ["measured"], "{metric}");
+    }
+    for metric in ["fault_seconds", "faults_expected"] {
+        assert_eq!(basis_of(metric), ["predicted"], "{metric}");
+    }
+    assert_eq!(basis_of("site_faults"), ["measured"; 2]);
+    let of_item = |metric: &str| metric.starts_with("predicted_") || metric == "unused_bytes";
+    let (mut predictions, text) = (0, fs::read_to_string(file("om")).expect("written"));
+    for line in &lines {
+        let (metric, basis) = (&line["metric"], line["basis"].as_str().expect("a name"));
+        let metric = metric.as_str().expect("a name");
+        if of_item(metric) {
+            assert_eq!(basis, "predicted", "{line}");
+            predictions += 1;
+        }
+        let (name, label) = (format!("faultless_{metric}{{"), format!("basis=\"{basis}\""));
+        let has = |row: &str| row.starts_with(&name) && row.contains(&label);
+        assert!(text.lines().any(has), "{line}: {text}");
+    }
+    assert!(predictions > 10, "{predictions}");
 }
 
 #[test]
