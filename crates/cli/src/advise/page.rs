@@ -5,6 +5,7 @@ use super::trial::Tried;
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Bar, Frame, Picture, Series, SeriesLabelPosition, bars, linear, lines};
+use crate::report::processes;
 use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
 use faultless_analysis::advise::creators::by_creator;
@@ -15,8 +16,8 @@ use faultless_trace::{Trace, footprint};
 
 /// Points of a line.
 const POINTS: usize = 600;
-/// Processes with a line of their own.
-const PROCESSES: usize = 4;
+/// Processes, or programs with many processes, with a line of their own.
+const LINES: usize = 4;
 const MIB: f64 = (1 << 20) as f64;
 const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / MIB;
 /// The title and the unit of bars of time.
@@ -117,19 +118,21 @@ fn numbered_bars(
     bars(&frame, names, &groups, false)
 }
 
-/// Draws the resident memory of all processes together, and of the largest processes.
+/// Draws the resident memory of all processes together, and of the processes with the most faults,
+/// or of the programs if there are many processes.
 fn resident(answer: &Answer<'_>, trace: &Trace) -> Result<Picture, CliError> {
-    let several = answer.processes.len() > 1;
-    let largest = answer.processes.iter().take(if several { PROCESSES } else { 0 });
+    let groups = processes::groups(&answer.processes);
+    let largest = groups.iter().take(if groups.len() > 1 { LINES } else { 0 });
     let mut of = vec![None; trace.processes.len()];
     let mut series = vec![Series { name: "all".into(), points: Vec::new() }];
-    for process in largest {
-        of[process.process as usize] = Some(series.len());
-        let number = match process.pid {
-            Some(pid) => format!("PID {pid}"),
-            None => process.process.to_string(),
-        };
-        let name = format!("{} ({number})", process.name);
+    for group in largest {
+        for process in &group.processes {
+            of[process.process as usize] = Some(series.len());
+        }
+        let name = group.name(|process| match process.pid {
+            Some(pid) => format!("{} (PID {pid})", process.name),
+            None => format!("{} ({})", process.name, process.process),
+        });
         series.push(Series { name, points: Vec::new() });
     }
     let end = (trace.events.last_us() as f64 / 1e3).max(0.001);
