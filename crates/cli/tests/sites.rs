@@ -101,7 +101,10 @@ fn call_sites_are_listed_with_a_change() {
     let bytes = common::value(&lines, "linux", memory, "site_bytes_by_call");
     assert_eq!(bytes, Some(f64::from(16 << 20)));
     let page = fs::read_to_string(page).expect("written");
-    assert!(page.contains("Calls that create memory") && page.contains("1: mmap in main app.c:20"));
+    assert!(
+        page.contains("Calls that create memory")
+            && page.contains(">\nmmap in main app.c:20 (app)\n<")
+    );
 }
 
 /// The faults of `memset`, and the `mmap` of `malloc`, in a program without frame pointers.
@@ -214,7 +217,11 @@ fn results_are_exported_for_other_tools() {
     assert!(text("firefox").contains("mmap in main app.c:20 (app)"));
     assert!(text("csv").contains("memory of mmap in main app.c:20 (app)"), "{}", text("csv"));
     let row = text("csv").lines().find(|line| line.contains("site_faults")).map(str::to_owned);
-    assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096,measured")), "{}", text("csv"));
+    assert!(
+        row.is_some_and(|row| row.ends_with(",site_faults,count,4096,measured")),
+        "{}",
+        text("csv")
+    );
     let metrics = text("openmetrics");
     assert!(metrics.contains("faultless_site_faults{") && metrics.ends_with("# EOF\n"));
 }
