@@ -159,10 +159,7 @@ fn shows_at_least(args: &[&str], headings: &[&str], least: usize) {
     for loaded in ["<script", "<link rel=\"stylesheet", "http:", "https:", "src=", "url("] {
         assert!(!loads.contains(loaded), "{args:?}: {loaded}");
     }
-    let titles: Vec<_> =
-        page.split("<figcaption>").skip(1).map(|it| it.split('<').next()).collect();
-    let different: BTreeSet<_> = titles.iter().collect();
-    assert_eq!(different.len(), titles.len(), "{args:?}: {titles:?}");
+    has_different_titles(&page);
     for (size, dark) in [(WIDE, false), (WIDE, true), (NARROW, true)] {
         let look = look(dir.path(), &page, "", (size, dark));
         assert_eq!(look.console, Vec::<String>::new(), "{args:?}");
@@ -186,6 +183,15 @@ fn shows_at_least(args: &[&str], headings: &[&str], least: usize) {
         assert_eq!(look.paper, paper, "{args:?}");
         assert!(look.plots.iter().all(|plot| plot.ink == ink), "{args:?}: {look:?}");
     }
+}
+
+/// Checks that each plot of `page` has a title of its own. Returns the number of plots.
+fn has_different_titles(page: &str) -> usize {
+    let parts = page.split("<figcaption>").skip(1);
+    let titles: Vec<_> = parts.filter_map(|part| part.split('<').next()).collect();
+    let different: BTreeSet<_> = titles.iter().collect();
+    assert_eq!(different.len(), titles.len(), "{titles:?}");
+    titles.len()
 }
 
 /// Returns the text of the axis labels and of the tooltips of the first plot of `args`.
@@ -265,6 +271,16 @@ fn replay_draws_faults_memory_time_and_latencies() {
 fn compare_draws_instructions_ratios_and_programs() {
     let headings = ["Instructions of a fault by module", "Many CPUs", "Real programs"];
     shows(&["compare", "--quick", "--only", "sort", "--only", "pft"], &headings);
+}
+
+#[test]
+fn plots_of_memory_in_tiers_have_different_titles() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("out.html");
+    let html = file.to_str().expect("text");
+    faultless(&["compare", "--quick", "--only", "xsbench", "--html", html]).succeeds();
+    let page = fs::read_to_string(&file).expect("written");
+    assert!(has_different_titles(&page) > 1, "{page}");
 }
 
 /// Checks an assumption of the tests above.

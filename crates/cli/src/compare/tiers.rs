@@ -4,7 +4,7 @@
 use super::words;
 use crate::error::CliError;
 use crate::html::Page;
-use crate::html::plot::{Bar, Frame, bars};
+use crate::html::plot::{Bar, Frame, named_bars};
 use crate::report::{Style, filled, shortened, table};
 use faultless_analysis::compare::tiers::figures::{
     Change, FIGURES, FRAMES, Figure, INTERRUPTS, P99, P999, Runs, TIME,
@@ -129,11 +129,11 @@ pub fn plot(rows: &Rows, page: &mut Page) -> Result<(), CliError> {
     let title = shortened(&format!("{}, relative to no deferral", rows.title), TITLE);
     let frame = Frame {
         title: &title,
-        x: "",
-        y: "ratio to no deferral",
-        show_x: &|_| String::new(),
-        show_y: &|value| format!("{value:.1}"),
-        y_chars: 4,
+        x: "ratio to no deferral",
+        y: "",
+        show_x: &|value| format!("{value:.1}"),
+        show_y: &|_| String::new(),
+        y_chars: 0,
         white: false,
     };
     let seeds = if is_of_one_seed(rows) {
@@ -147,7 +147,7 @@ pub fn plot(rows: &Rows, page: &mut Page) -> Result<(), CliError> {
             "Each figure with deferred flushes, relative to no deferral, at each ratio of fast to slow memory; 1 is no change. {seeds} \
              A bar is missing if the figure without deferral was too small."
         ),
-        &bars(&frame, &names, &groups, false)?,
+        &named_bars(&frame, &names, &groups)?,
     );
     Ok(())
 }
