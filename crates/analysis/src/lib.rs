@@ -11,8 +11,8 @@
 //! - [`compare`]: locking policies, prefault and the other mechanisms, side by side.
 //!
 //! A measurement reports its progress to an [`Observer`], and its results to [`Figures`]: each
-//! figure has a [`Context`], a name, a unit and a value. A measurement ends early after a
-//! [request](stop::request) to stop; its results then lack the remaining runs.
+//! figure has a [`Context`], a name, a unit, a value and an origin ([`Basis`]). A measurement ends
+//! early after a [request](stop::request) to stop; its results then lack the remaining runs.
 
 pub mod advise;
 pub mod calibrate;
@@ -36,7 +36,7 @@ pub mod stop;
 pub mod suggest;
 pub mod turns;
 
-pub use context::Context;
+pub use context::{Basis, Context};
 pub use error::Error;
 pub use figures::{Figures, Number};
 pub use observer::Observer;

@@ -362,6 +362,7 @@ fn write_json(
             ("clock".to_owned(), if deterministic { "deterministic" } else { "real" }.into()),
         ]),
         knobs: Settings::new(&args.set.set).knobs(),
+        basis: None,
     };
     for (name, count) in &run.report.counters {
         json.write(&context, name, "count", Number::Whole(*count))?;

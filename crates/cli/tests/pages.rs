@@ -6,6 +6,7 @@ mod common;
 use common::faultless;
 use faultless_trace::event::{Frame, Function, Kind, Recorded, StackId};
 use faultless_trace::{Trace, compact, recordings};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -38,6 +39,8 @@ document.body.setAttribute('data-look', [...page, ...plots].join(';'));
 </script>";
 
 const CHROMIUM: &str = "chromium";
+/// The headings of plots with horizontal bars.
+const NAMED: [&str; 4] = ["Call sites", "Calls that create memory", "Settings", "Before and after"];
 
 /// The rendering of a page by Chromium.
 #[derive(Debug)]
@@ -156,6 +159,7 @@ fn shows_at_least(args: &[&str], headings: &[&str], least: usize) {
     for loaded in ["<script", "<link rel=\"stylesheet", "http:", "https:", "src=", "url("] {
         assert!(!loads.contains(loaded), "{args:?}: {loaded}");
     }
+    has_different_titles(&page);
     for (size, dark) in [(WIDE, false), (WIDE, true), (NARROW, true)] {
         let look = look(dir.path(), &page, "", (size, dark));
         assert_eq!(look.console, Vec::<String>::new(), "{args:?}");
@@ -166,6 +170,8 @@ fn shows_at_least(args: &[&str], headings: &[&str], least: usize) {
         assert!(look.width <= look.window && look.text >= 12.0, "{args:?}: {look:?}");
         let (width, height) = if size == WIDE { (600.0, 300.0) } else { (350.0, 350.0) };
         for plot in &look.plots {
+            // The height of named bars follows from their number.
+            let height = if NAMED.contains(&&*plot.heading) { 80.0 } else { height };
             assert!(plot.width > width && plot.height > height, "{args:?}: {plot:?}");
             assert!(plot.marks > 2.0 && plot.tips > 0.0, "{args:?}: {plot:?}");
             assert!(plot.text >= 12.0 && plot.inside, "{args:?} at {size}: {plot:?}");
@@ -177,6 +183,15 @@ fn shows_at_least(args: &[&str], headings: &[&str], least: usize) {
         assert_eq!(look.paper, paper, "{args:?}");
         assert!(look.plots.iter().all(|plot| plot.ink == ink), "{args:?}: {look:?}");
     }
+}
+
+/// Checks that each plot of `page` has a title of its own. Returns the number of plots.
+fn has_different_titles(page: &str) -> usize {
+    let parts = page.split("<figcaption>").skip(1);
+    let titles: Vec<_> = parts.filter_map(|part| part.split('<').next()).collect();
+    let different: BTreeSet<_> = titles.iter().collect();
+    assert_eq!(different.len(), titles.len(), "{titles:?}");
+    titles.len()
 }
 
 /// Returns the text of the axis labels and of the tooltips of the first plot of `args`.
@@ -258,6 +273,16 @@ fn compare_draws_instructions_ratios_and_programs() {
     shows(&["compare", "--quick", "--only", "sort", "--only", "pft"], &headings);
 }
 
+#[test]
+fn plots_of_memory_in_tiers_have_different_titles() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("out.html");
+    let html = file.to_str().expect("text");
+    faultless(&["compare", "--quick", "--only", "xsbench", "--html", html]).succeeds();
+    let page = fs::read_to_string(&file).expect("written");
+    assert!(has_different_titles(&page) > 1, "{page}");
+}
+
 /// Checks an assumption of the tests above.
 #[test]
 fn console_errors_are_detected() {
@@ -317,6 +342,37 @@ fn flame_graph_is_drawn() {
     let dom = String::from_utf8_lossy(&output.stdout);
     let labels = dom.matches(">serve </text>").count();
     assert_eq!(labels, 1, "{dom}");
+}
+
+/// The background and the text around the frames follow the reader's mode. The text of a frame is
+/// black on a bright colour in both modes.
+#[test]
+fn flame_graph_is_readable_in_dark_mode() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (recording, file) = (dir.path().join("app.fltrace"), dir.path().join("app.svg"));
+    compact::write(&recording, &with_a_stack()).expect("written");
+    let target = format!("flamegraph={}", file.display());
+    faultless(&["advise", recording.to_str().expect("text"), "--export", &target]).succeeds();
+    let svg = fs::read_to_string(&file).expect("written");
+    let script = "<script>const of = name => getComputedStyle(document.querySelector(name));
+        document.documentElement.setAttribute('data-look', [of('#background stop').stopColor,
+            of('#title').fill, of('#search').fill, of('#frames text').fill].join(';'));</script>";
+    fs::write(&file, svg.replacen("</svg>", &format!("{script}</svg>"), 1)).expect("written");
+    for (dark, want) in [
+        (false, "rgb(238, 242, 238);rgb(0, 0, 0);rgb(0, 0, 0);rgb(0, 0, 0)"),
+        (true, "rgb(22, 24, 28);rgb(230, 230, 230);rgb(230, 230, 230);rgb(0, 0, 0)"),
+    ] {
+        let output = Command::new(CHROMIUM)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"])
+            .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
+            .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
+            .arg(format!("file://{}", file.display()))
+            .output()
+            .unwrap_or_else(|error| panic!("{CHROMIUM}: {error}; apt-get install chromium"));
+        let dom = String::from_utf8_lossy(&output.stdout);
+        let look = dom.split_once("data-look=\"").and_then(|(_, rest)| rest.split_once('"'));
+        assert_eq!(look.map(|(look, _)| look), Some(want), "dark: {dark}");
+    }
 }
 
 /// Returns a recording in which each fault has the call stack `serve`.

@@ -101,7 +101,48 @@ fn call_sites_are_listed_with_a_change() {
     let bytes = common::value(&lines, "linux", memory, "site_bytes_by_call");
     assert_eq!(bytes, Some(f64::from(16 << 20)));
     let page = fs::read_to_string(page).expect("written");
-    assert!(page.contains("Calls that create memory") && page.contains("1: mmap in main app.c:20"));
+    assert!(
+        page.contains("Calls that create memory")
+            && page.contains(">\nmmap in main app.c:20 (app)\n<")
+    );
+}
+
+/// The faults of `memset`, and the `mmap` of `malloc`, in a program without frame pointers.
+#[test]
+fn call_sites_without_a_caller_share_a_row() {
+    let (start, prot, backing) = (1 << 40, Prot::READ | Prot::WRITE, Backing::Anon);
+    let len = PAGES << 12;
+    let fault = |page: u64, number: u32| {
+        let mut kind = Kind::first(start + (page << 12), Access::Write);
+        if let Kind::Fault { stack, .. } = &mut kind {
+            *stack = StackId::new(number);
+        }
+        kind
+    };
+    let called = Kind::Caller { stack: StackId::new(6) };
+    let kinds = [called, Kind::Map { start, len, prot, flags: 0x22, backing }]
+        .into_iter()
+        .chain((0..2048).map(|page| fault(page, 5)))
+        .chain((2048..3072).map(|page| fault(page, 6)))
+        .chain((3072..PAGES).map(|page| fault(page, 2)));
+    let mut trace = app(kinds, true);
+    let frame = |function| Frame { caller: StackId::NONE, function, line: 0 };
+    trace.stacks.frames.extend([frame(2), frame(3)]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("app.fltrace");
+    compact::write(&file, &trace).expect("written");
+    let path = file.to_str().expect("text");
+    let ran = faultless(&["advise", path, "--json", "-"]);
+    let (text, lines) = (ran.err.clone(), json_lines(&ran.succeeds()));
+    assert!(text.contains("1. caller unknown ") && text.contains("2. load app.c:7"), "{text}");
+    assert!(!text.contains("memset") && !text.contains("further call site"), "{text}");
+    assert!(text.contains("    memory of mmap, caller unknown: 12 MiB\n"), "{text}");
+    assert!(text.contains("--stacks=dwarf shows the callers"), "{text}");
+    let faults = common::value(&lines, "linux", "call site caller unknown", "site_faults");
+    assert_eq!(faults, Some(3072.0));
+    write(&file, true);
+    let text = faultless(&["advise", path]).succeeds();
+    assert!(!text.contains("caller unknown"), "{text}");
 }
 
 /// `main` touches memory that `load` lets grow, by `mremap` and `malloc`, and frees, by `madvise`
@@ -176,9 +217,48 @@ fn results_are_exported_for_other_tools() {
     assert!(text("firefox").contains("mmap in main app.c:20 (app)"));
     assert!(text("csv").contains("memory of mmap in main app.c:20 (app)"), "{}", text("csv"));
     let row = text("csv").lines().find(|line| line.contains("site_faults")).map(str::to_owned);
-    assert!(row.is_some_and(|row| row.ends_with(",site_faults,count,4096")), "{}", text("csv"));
+    assert!(
+        row.is_some_and(|row| row.ends_with(",site_faults,count,4096,measured")),
+        "{}",
+        text("csv")
+    );
     let metrics = text("openmetrics");
     assert!(metrics.contains("faultless_site_faults{") && metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn each_figure_is_measured_or_predicted() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    write(Path::new(&file("app.fltrace")), true);
+    let (recording, metrics) = (file("app.fltrace"), format!("openmetrics={}", file("om")));
+    let args = ["advise", &recording, "--json", "-", "--export", &metrics];
+    let lines = json_lines(&faultless(&args).succeeds());
+    let basis_of = |metric: &str| -> Vec<&str> {
+        let lines = lines.iter().filter(|line| line["metric"] == metric);
+        lines.map(|line| line["basis"].as_str().expect("a name")).collect()
+    };
+    for metric in ["seconds", "page_ns", "faults"] {
+        assert_eq!(basis_of(metric), ["measured"], "{metric}");
+    }
+    for metric in ["fault_seconds", "faults_expected"] {
+        assert_eq!(basis_of(metric), ["predicted"], "{metric}");
+    }
+    assert_eq!(basis_of("site_faults"), ["measured"; 2]);
+    let of_item = |metric: &str| metric.starts_with("predicted_") || metric == "unused_bytes";
+    let (mut predictions, text) = (0, fs::read_to_string(file("om")).expect("written"));
+    for line in &lines {
+        let (metric, basis) = (&line["metric"], line["basis"].as_str().expect("a name"));
+        let metric = metric.as_str().expect("a name");
+        if of_item(metric) {
+            assert_eq!(basis, "predicted", "{line}");
+            predictions += 1;
+        }
+        let (name, label) = (format!("faultless_{metric}{{"), format!("basis=\"{basis}\""));
+        let has = |row: &str| row.starts_with(&name) && row.contains(&label);
+        assert!(text.lines().any(has), "{line}: {text}");
+    }
+    assert!(predictions > 10, "{predictions}");
 }
 
 #[test]

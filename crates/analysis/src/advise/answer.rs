@@ -10,7 +10,7 @@ use super::kernel_time::fault_limit;
 use super::once::Run;
 use super::sites::{Site, sites};
 use super::time::{most_walks, spent};
-use crate::context::Context;
+use crate::context::{Basis, Context};
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::replay::Source;
@@ -207,6 +207,7 @@ impl<'a> Answer<'a> {
                 ("shmem_enabled".to_owned(), self.findings.shmem.word.as_str().into()),
             ]),
             knobs: Map::new(),
+            basis: None,
         }
     }
 
@@ -216,11 +217,10 @@ impl<'a> Answer<'a> {
     /// A figure cannot be written.
     pub fn figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         let Self { findings, costs, .. } = self;
-        let times =
-            [("seconds", self.seconds), ("fault_seconds", spent(findings, &self.bounded()) / 1e9)];
-        for (metric, value) in times {
-            figures.figure(context, metric, "s", Number::Real(value))?;
-        }
+        let predicted = &context.with_basis(Basis::Predicted);
+        figures.figure(context, "seconds", "s", Number::Real(self.seconds))?;
+        let spent = Number::Real(spent(findings, &self.bounded()) / 1e9);
+        figures.figure(predicted, "fault_seconds", "s", spent)?;
         for (metric, value) in [
             ("page_ns", costs.page),
             ("populated_page_ns", costs.populated),
@@ -235,7 +235,7 @@ impl<'a> Answer<'a> {
             figures.figure(context, metric, "ns", Number::Real(value))?;
         }
         if let Some(walks) = findings.walks {
-            figures.figure(context, "page_walks", "count", Number::Real(walks))?;
+            figures.figure(predicted, "page_walks", "count", Number::Real(walks))?;
         }
         if let Some(saved) = costs.walk {
             figures.figure(context, "walk_saving_ns", "ns", Number::Real(saved))?;
@@ -243,7 +243,6 @@ impl<'a> Answer<'a> {
         let census = &findings.census;
         for (metric, count) in [
             ("faults", findings.faults(census.faults())),
-            ("faults_expected", findings.expected_faults()),
             ("faults_in_sequence", findings.faults(census.in_sequence)),
             ("faults_zeroed", findings.faults(census.zeroed)),
             ("faults_zero_page", findings.faults(census.zero_page)),
@@ -252,17 +251,23 @@ impl<'a> Answer<'a> {
             ("faults_shared", findings.faults(census.shared)),
             ("faults_returned", findings.faults(census.returned)),
             ("faults_discarded", findings.faults(census.discarded)),
-            ("faults_on_warm_frames", findings.discards.warm),
             ("virtual_machine", costs.virtual_machine.into()),
             ("shadowed_page_tables", costs.shadowed().into()),
         ] {
             figures.figure(context, metric, "count", Number::Whole(count))?;
         }
+        for (metric, count) in [
+            ("faults_expected", findings.expected_faults()),
+            ("faults_on_warm_frames", findings.discards.warm),
+        ] {
+            figures.figure(predicted, metric, "count", Number::Whole(count))?;
+        }
         for site in self.sites.iter().take(SITES) {
             let context =
                 Context { setting: format!("call site {}", site.label()), ..context.clone() };
             let seconds = Number::Real(site.nanoseconds / 1e9);
-            figures.figure(&context, "predicted_site_seconds", "s", seconds)?;
+            let predicted = context.with_basis(Basis::Predicted);
+            figures.figure(&predicted, "predicted_site_seconds", "s", seconds)?;
             let faults = Number::Whole(site.faults);
             figures.figure(&context, "site_faults", "count", faults)?;
             figures.figure(&context, "site_bytes", "bytes", Number::Whole(site.bytes()))?;
@@ -289,13 +294,13 @@ impl<'a> Answer<'a> {
         self.fork_figures(figures, context)?;
         if let Some(start) = self.cold_start() {
             let seconds = Number::Real(start.now / 1e9);
-            figures.figure(context, "predicted_cold_seconds", "s", seconds)?;
+            figures.figure(predicted, "predicted_cold_seconds", "s", seconds)?;
             let Reads { around, next, single, .. } = start.reads;
             let reads = Number::Whole(around + next + single);
-            figures.figure(context, "cold_reads", "count", reads)?;
+            figures.figure(predicted, "cold_reads", "count", reads)?;
         }
         for item in self.items.iter().chain(&self.prefault) {
-            let context = Context { setting: item.name.clone(), ..context.clone() };
+            let context = Context { setting: item.name.clone(), ..predicted.clone() };
             figures.figure(
                 &context,
                 "predicted_saving_seconds",
@@ -333,9 +338,15 @@ impl Answer<'_> {
     fn fork_figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         let forks = &self.findings.forks;
         let Some(cost) = self.findings.fork_cost else { return Ok(()) };
+        let predicted = &context.with_basis(Basis::Predicted);
         let times = [
             Some(("fork_largest_ns", cost.time(forks.most))),
             cost.time_of_huge(forks.huge[0].most).map(|time| ("fork_with_thp_ns", time)),
+        ];
+        for (metric, value) in times.into_iter().flatten() {
+            figures.figure(predicted, metric, "ns", Number::Real(value))?;
+        }
+        let times = [
             Some(("fork_entry_ns", cost.entry.total())),
             cost.huge.map(|huge| ("fork_huge_entry_ns", huge.entry.total())),
             cost.huge.map(|huge| ("fork_split_entry_ns", huge.split_entry.total())),
@@ -358,13 +369,13 @@ impl Answer<'_> {
         for (metric, count) in [
             ("forks", forks.forks),
             ("fork_entries", forks.entries),
-            ("fork_huge_pages_split", forks.huge[0].splits),
             ("fork_pages_copied_by_parents", forks.copied.by_parent),
             ("fork_pages_copied_by_children", forks.copied.by_child),
         ] {
             figures.figure(context, metric, "count", Number::Whole(count))?;
         }
-        Ok(())
+        let splits = Number::Whole(forks.huge[0].splits);
+        figures.figure(predicted, "fork_huge_pages_split", "count", splits)
     }
 
     /// Passes the figures of each process to `figures`, if there are several.

@@ -2,11 +2,11 @@
 //! sites touch again: the places of a program at which a change of a mapping belongs.
 //!
 //! A call has a place like a [call site](super::sites): the innermost frame of its stack outside
-//! allocators.
+//! allocators, the C library and the dynamic linker.
 
 use super::findings::Findings;
 use super::fold;
-use super::sites::{Place, Site, folded, label, short_name};
+use super::sites::{Folded, Place, Site, UNKNOWN, folded, is_linker, label, short_name};
 use faultless::PAGE_SIZE;
 use faultless_trace::callers::{Call, Caller};
 use faultless_trace::event::{Function, StackId, Stacks};
@@ -17,11 +17,12 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Creator {
     /// The kind of call.
     pub call: Call,
-    /// The function that made the call, outside allocators.
-    pub function: Function,
+    /// The function that made the call, outside allocators and the C library, if known.
+    pub function: Option<Function>,
     /// The line in the source file of the function; 0 if unknown.
     pub line: u32,
-    /// The allocator's function that `function` called; `None` if `function` made the call itself.
+    /// The function of the allocator or the C library that `function` called; `None` if `function`
+    /// made the call itself.
     pub allocator: Option<Function>,
     /// The bytes of the pages that the faults mapped.
     pub bytes: u64,
@@ -30,16 +31,18 @@ pub struct Creator {
 impl Creator {
     /// Returns the call, with its place, and the allocator if there is one.
     pub fn label(&self) -> String {
+        let call = self.call.name();
+        let Some(function) = &self.function else { return format!("{call}, {UNKNOWN}") };
         let by = self.allocator.as_ref();
         let by = by.map_or(String::new(), |by| format!(", by {}", allocator_name(by)));
-        format!("{} in {}{by}", self.call.name(), label(&self.function, self.line))
+        format!("{call} in {}{by}", label(function, self.line))
     }
 }
 
 /// Returns the name of a function of an allocator. A function of the C library has the name of its
 /// interface.
 fn allocator_name(function: &Function) -> &str {
-    let of_library = function.module.starts_with("libc.") || function.module.starts_with("libc-");
+    let of_library = fold::is_c_library(&function.module);
     if of_library { fold::plain_name(function) } else { short_name(function) }
 }
 
@@ -49,14 +52,13 @@ type Source = (Call, Place, Option<u32>);
 
 /// Returns the source of the memory that `caller` created or freed.
 fn source(stacks: &Stacks, caller: Caller) -> Option<Source> {
-    let (at, frames) = folded(stacks, caller.stack)?;
-    let inner = at.checked_sub(1).map(|at| frames[at].function);
+    let Folded { place, inner, .. } = folded(stacks, caller.stack)?;
     let is_call = |function: &u32| {
         let name = fold::plain_name(&stacks.functions[*function as usize]);
         [caller.call.name(), "mmap64", "sbrk"].contains(&name)
     };
-    let frame = frames[at];
-    Some((caller.call, (frame.function, frame.line), inner.filter(|inner| !is_call(inner))))
+    let inner = inner.map(|frame| frame.function);
+    Some((caller.call, place, inner.filter(|inner| !is_call(inner))))
 }
 
 /// Returns the creator of the memory that `caller` created or freed, with no bytes; `None` if its
@@ -65,9 +67,10 @@ pub fn creator(stacks: &Stacks, caller: Caller) -> Option<Creator> {
     source(stacks, caller).map(|source| of_source(stacks, source, 0))
 }
 
-fn of_source(stacks: &Stacks, (call, (at, line), allocator): Source, bytes: u64) -> Creator {
-    let function = |at: u32| stacks.functions[at as usize].clone();
-    Creator { call, function: function(at), line, allocator: allocator.map(function), bytes }
+fn of_source(stacks: &Stacks, (call, place, allocator): Source, bytes: u64) -> Creator {
+    let (function, line) = place.function(stacks);
+    let allocator = allocator.map(|at| stacks.functions[at as usize].clone());
+    Creator { call, function, line, allocator, bytes }
 }
 
 /// Returns the calls that created the memory of each place, the largest memory first.
@@ -90,8 +93,7 @@ fn by_place(
     let mut sources: HashMap<Caller, Option<Source>> = HashMap::new();
     for ((stack, caller), count) in faults {
         let source = *sources.entry(*caller).or_insert_with(|| source(stacks, *caller));
-        if let (Some((at, frames)), Some(source)) = (folded(stacks, *stack), source) {
-            let place = (frames[at].function, frames[at].line);
+        if let (Some(Folded { place, .. }), Some(source)) = (folded(stacks, *stack), source) {
             *pages.entry(place).or_default().entry(source).or_default() += count;
         }
     }
@@ -141,13 +143,16 @@ pub(super) fn populate(creator: Option<&Creator>, memory: Memory) -> String {
         Memory::File => ("MADV_POPULATE_READ", "the part of the file that will be used"),
     };
     let later = format!("madvise({advice}) on {part}");
-    let Some(creator) = creator else {
+    let Some((creator, function)) = creator.and_then(|it| Some((it, it.function.as_ref()?))) else {
         return match memory {
             Memory::Private => format!("MAP_POPULATE at this mapping, or {later}"),
             Memory::File => later,
         };
     };
-    let place = label(&creator.function, creator.line);
+    if is_linker(function) {
+        return later;
+    }
+    let place = label(function, creator.line);
     match (creator.call, &creator.allocator) {
         (Call::Mmap, None) => format!("MAP_POPULATE at the mmap in {place}, or {later}"),
         (Call::Mremap, _) => {
@@ -207,7 +212,7 @@ mod tests {
         ]
         .into();
         let creators = creators(&findings, &stacks());
-        let [main, fill] = [(0, 3), (3, 7)].map(|place| &creators[&place]);
+        let [main, fill] = [(0, 3), (3, 7)].map(|(at, line)| &creators[&Place::Function(at, line)]);
         let labels: Vec<_> =
             fill.iter().map(|creator| (creator.label(), creator.bytes / PAGE_SIZE)).collect();
         let want = [
@@ -224,7 +229,7 @@ mod tests {
         let function = |name: &str| Function { name: name.into(), ..Function::default() };
         let creator = |call, allocator: Option<&str>| Creator {
             call,
-            function: function("grow"),
+            function: Some(function("grow")),
             line: 0,
             allocator: allocator.map(function),
             bytes: 1,

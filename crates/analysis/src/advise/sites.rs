@@ -1,10 +1,11 @@
 //! The places in the program that cause faults, by the call stacks of the recording.
 //!
-//! A *call site* is the innermost frame of a stack outside [allocators](super::fold), with its
-//! source line if known. Its time is predicted: the faults of its stacks, by purpose, multiplied by
-//! the costs of this host. The predicted saving of a change at the call site assumes that its pages
-//! are all touched, as the recording shows; other savings of the answer are for the whole program,
-//! so the savings do not add up.
+//! A *call site* is the innermost frame of a stack outside allocators, the C library and the
+//! dynamic linker ([fold](super::fold)), with its source line if known. Stacks without such a frame
+//! share one call site, whose caller is unknown. The time of a call site is predicted: the faults
+//! of its stacks, by purpose, multiplied by the costs of this host. The predicted saving of a
+//! change at the call site assumes that its pages are all touched, as the recording shows; other
+//! savings of the answer are for the whole program, so the savings do not add up.
 //!
 //! A change of a mapping belongs to the call that creates the memory, which may be at another place
 //! than the faults. Each call site has the [calls](super::creators) that created its memory, and
@@ -13,7 +14,7 @@
 use super::costs::Costs;
 use super::creators::{Creator, Memory, creators, freed, keep, populate};
 use super::findings::Findings;
-use super::fold;
+use super::fold::{self, Found};
 use super::sysfs::Mode;
 use super::time::touch_time;
 use faultless::PAGE_SIZE;
@@ -34,11 +35,13 @@ pub struct Change {
 /// A place in the program, and its faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Site {
-    /// The function.
-    pub function: Function,
+    /// The function; `None` for the stacks without a function outside the C library and
+    /// allocators.
+    pub function: Option<Function>,
     /// The line in the source file of the function; 0 if unknown.
     pub line: u32,
-    /// The caller of the function in the stack with the most faults.
+    /// The caller of the function in the stack with the most faults, if known and not the start of
+    /// the program.
     pub caller: Option<Function>,
     /// The touches by purpose, of pages of 4 KiB.
     pub touches: StackFaults,
@@ -65,9 +68,14 @@ impl Site {
 
     /// Returns the function, with its source line if known, and the module.
     pub fn label(&self) -> String {
-        label(&self.function, self.line)
+        self.function.as_ref().map_or_else(|| UNKNOWN.to_owned(), |it| label(it, self.line))
     }
 }
+
+/// The label of a place without a function of the program.
+pub(super) const UNKNOWN: &str = "caller unknown";
+/// The name of the place of the dynamic linker.
+const LINKER: &str = "dynamic linker";
 
 /// Returns `function` with its source `line`, if known, and the module.
 pub(super) fn label(function: &Function, line: u32) -> String {
@@ -153,14 +161,54 @@ pub fn stack_costs(findings: &Findings, costs: &Costs) -> Vec<StackCost> {
     findings.census.stacks.iter().map(cost).collect()
 }
 
-/// A function, by its index, and its line.
-pub(super) type Place = (u32, u32);
+/// A place in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Place {
+    /// A function, by its index, and its line.
+    Function(u32, u32),
+    /// The dynamic linker.
+    Linker,
+    /// The stack has no function outside the C library and allocators.
+    Unknown,
+}
 
-/// Returns the index of the call site among the frames of `stack`, and the frames, the innermost
-/// first.
-pub(super) fn folded(stacks: &Stacks, stack: StackId) -> Option<(usize, Vec<&Frame>)> {
-    let (frames, functions): (Vec<_>, Vec<_>) = stacks.of(stack).unzip();
-    Some((fold::site(&functions)?, frames))
+impl Place {
+    /// Returns the function, if known, and its line.
+    pub fn function(self, stacks: &Stacks) -> (Option<Function>, u32) {
+        match self {
+            Self::Function(at, line) => (Some(stacks.functions[at as usize].clone()), line),
+            Self::Linker => (Some(Function { name: LINKER.into(), ..Function::default() }), 0),
+            Self::Unknown => (None, 0),
+        }
+    }
+}
+
+/// Returns whether `function` is the place of the dynamic linker.
+pub(super) fn is_linker(function: &Function) -> bool {
+    function.name == LINKER && function.module.is_empty()
+}
+
+/// A call stack, whose frames inside of its place are folded away.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Folded<'a> {
+    /// The place of the stack.
+    pub place: Place,
+    /// The frame of the place.
+    pub frame: Option<&'a Frame>,
+    /// The frame that `frame` has called.
+    pub inner: Option<&'a Frame>,
+}
+
+/// Returns the place of `stack`; `None` for an empty stack.
+pub(super) fn folded(stacks: &Stacks, stack: StackId) -> Option<Folded<'_>> {
+    let (frames, functions): (Vec<&Frame>, Vec<_>) = stacks.of(stack).unzip();
+    let (place, at) = match fold::place(&functions)? {
+        Found::Frame(at) => (Place::Function(frames[at].function, frames[at].line), Some(at)),
+        Found::Linker => (Place::Linker, None),
+        Found::Unknown => (Place::Unknown, None),
+    };
+    let inner = at.and_then(|at| at.checked_sub(1)).map(|at| frames[at]);
+    Some(Folded { place, frame: at.map(|at| frames[at]), inner })
 }
 
 /// Returns the call sites of a recording with these call stacks, the largest time first.
@@ -169,32 +217,35 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
     let mut by_place: HashMap<Place, (StackFaults, u64, StackId, Copied)> = HashMap::new();
     let (mut creators, mut freed) = (creators(findings, stacks), freed(findings, stacks));
     for (stack, faults) in &findings.census.stacks {
-        let Some((at, frames)) = folded(stacks, *stack) else { continue };
-        let frame = frames[at];
-        let place = by_place.entry((frame.function, frame.line)).or_default();
-        let (all, most, caller, copied) = place;
+        let Some(Folded { place, frame, .. }) = folded(stacks, *stack) else { continue };
+        let (all, most, caller, copied) = by_place.entry(place).or_default();
         all.add(faults);
         if let Some(new) = findings.forks.by_stack.get(stack) {
             copied.add(new);
         }
         if faults.total() > *most {
-            (*most, *caller) = (faults.total(), frame.caller);
+            (*most, *caller) = (faults.total(), frame.map_or(StackId::NONE, |it| it.caller));
         }
     }
     let mut sites: Vec<_> = by_place
         .into_iter()
-        .map(|((function, line), (faults, _, caller, copied))| {
-            let [creators, freed] = [&mut creators, &mut freed]
-                .map(|calls| calls.remove(&(function, line)).unwrap_or_default());
+        .map(|(place, (faults, _, caller, copied))| {
+            let [creators, freed] =
+                [&mut creators, &mut freed].map(|calls| calls.remove(&place).unwrap_or_default());
+            let (function, line) = place.function(stacks);
+            let caller = stacks.of(caller).next().map(|(_, function)| function);
+            let calls = [&creators, &freed].map(|calls| known(calls));
+            // The code of the dynamic linker does not belong to the program.
+            let change = change(&faults, findings, costs, calls).filter(|_| place != Place::Linker);
             Site {
-                function: stacks.functions[function as usize].clone(),
+                function,
                 line,
-                caller: stacks.of(caller).next().map(|(_, function)| function.clone()),
+                caller: caller.filter(|it| fold::is_caller(it)).cloned(),
                 touches: faults,
                 copied,
                 faults: faults.total() / findings.small_pages,
                 nanoseconds: times.of(&faults),
-                change: change(&faults, findings, costs, [&creators, &freed].map(|it| it.first())),
+                change,
                 creators,
                 freed,
             }
@@ -205,6 +256,11 @@ pub fn sites(findings: &Findings, costs: &Costs, stacks: &Stacks) -> Vec<Site> {
         b.nanoseconds.total_cmp(&a.nanoseconds).then_with(|| order(a).cmp(&order(b)))
     });
     sites
+}
+
+/// Returns the call of the largest memory, if its place is known.
+fn known(calls: &[Creator]) -> Option<&Creator> {
+    calls.first().filter(|call| call.function.is_some())
 }
 
 /// Returns the change at a call site with these faults that saves the most, if a change saves time.
@@ -317,6 +373,58 @@ mod tests {
         // No setting avoids a copy after a fork.
         assert_eq!(sites[2].change, None);
         assert_eq!(sites[2].nanoseconds, 30.0 * costs.copied());
+    }
+
+    #[test]
+    fn stacks_without_a_function_of_the_program_share_a_site() {
+        let function = |(name, module): (&str, &str)| Function {
+            name: name.into(),
+            module: module.into(),
+            ..Function::default()
+        };
+        let frame = |caller, function| Frame { caller: StackId::new(caller), function, line: 0 };
+        let functions = [
+            ("main", "app"),
+            ("fread", "libc.so.6"),
+            ("__memset_avx2", "libc.so.6"),
+            ("_dl_start", "ld-linux-x86-64.so.2"),
+            ("mmap64", "libc.so.6"),
+        ];
+        let stacks = Stacks {
+            functions: functions.map(function).to_vec(),
+            // 2: fread by main; 3 to 6: without a caller; 7 and 8: mmap, by fread of main or not.
+            frames: vec![
+                frame(0, 0),
+                frame(1, 1),
+                frame(0, 1),
+                frame(0, 2),
+                frame(4, 1),
+                frame(0, 3),
+                frame(2, 4),
+                frame(0, 4),
+            ],
+        };
+        let mut findings = findings("python", sizes(Mode::Never));
+        let mapped = |zeroed| StackFaults { zeroed, in_mapping: zeroed, ..StackFaults::default() };
+        let faults = [(2, 50), (3, 10), (4, 10), (5, 10), (6, 20)];
+        findings.census.stacks =
+            faults.map(|(stack, count)| (StackId::new(stack), mapped(count))).into();
+        let mmap = |stack| Caller { call: Call::Mmap, stack: StackId::new(stack) };
+        let callers = [((2, 7), 50), ((3, 8), 10), ((4, 8), 5)];
+        findings.census.callers =
+            callers.map(|((stack, by), count)| ((StackId::new(stack), mmap(by)), count)).into();
+        let sites = sites(&findings, &costs(), &stacks);
+        let rows: Vec<_> = sites.iter().map(|site| (site.label(), site.faults)).collect();
+        let want = [("main (app)", 50), ("caller unknown", 30), ("dynamic linker", 20)];
+        assert_eq!(rows, want.map(|(label, faults)| (label.to_owned(), faults)));
+        let creators = |at: usize| -> Vec<_> {
+            sites[at].creators.iter().map(|it| (it.label(), it.bytes / PAGE_SIZE)).collect()
+        };
+        assert_eq!(creators(0), [("mmap in main (app), by fread".to_owned(), 50)]);
+        assert_eq!(creators(1), [("mmap, caller unknown".to_owned(), 15)]);
+        let action = |at: usize| sites[at].change.as_ref().map(|change| &*change.action);
+        assert!(action(1).is_some_and(|it| it.starts_with("MAP_POPULATE at this mapping")));
+        assert_eq!((action(2), &sites[1].caller), (None, &None));
     }
 
     #[test]

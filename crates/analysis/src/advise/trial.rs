@@ -20,7 +20,7 @@ use super::file::Advice;
 use super::interval::Saving;
 use super::item::{Apply, Item, Open};
 use super::once::{Run, once};
-use crate::context::Context;
+use crate::context::{Basis, Context};
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::host;
@@ -312,15 +312,16 @@ impl Compared<'_> {
     /// A figure cannot be written.
     pub fn figures(&self, figures: &mut dyn Figures, context: &Context) -> Result<(), Error> {
         let context = Context { setting: self.name.to_owned(), ..context.clone() };
+        let prediction = context.with_basis(Basis::Predicted);
         if let Some(predicted) = self.predicted {
-            figures.figure(&context, "predicted_seconds", "s", Number::Real(predicted))?;
+            figures.figure(&prediction, "predicted_seconds", "s", Number::Real(predicted))?;
         }
         if let Some(Saving { middle, interval }) = self.predicted_elapsed {
             let metric = "predicted_elapsed_saving_seconds";
-            figures.figure(&context, metric, "s", Number::Real(middle))?;
+            figures.figure(&prediction, metric, "s", Number::Real(middle))?;
             let metrics = ["predicted_elapsed_from_seconds", "predicted_elapsed_to_seconds"];
             for (metric, end) in metrics.into_iter().zip(interval.into_iter().flatten()) {
-                figures.figure(&context, metric, "s", Number::Real(end))?;
+                figures.figure(&prediction, metric, "s", Number::Real(end))?;
             }
         }
         let failed = Number::Whole(self.failed);

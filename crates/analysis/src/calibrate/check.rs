@@ -7,7 +7,7 @@
 use super::Scope;
 use super::hardware::{self, Effort};
 use crate::compare::{ENTRIES, is_tiered};
-use crate::context::Context;
+use crate::context::{Basis, Context};
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::number::plural;
@@ -56,12 +56,13 @@ impl Row {
     /// # Errors
     /// A figure cannot be written.
     pub fn figures(&self, figures: &mut dyn Figures) -> Result<(), Error> {
-        for (metric, unit, value) in [
-            ("operations_per_second", "1/s", self.native),
-            ("predicted_operations_per_second", "1/s", self.simulated),
-            ("prediction_error", "%", self.error()),
+        let predicted = self.context.with_basis(Basis::Predicted);
+        for (context, metric, unit, value) in [
+            (&self.context, "operations_per_second", "1/s", self.native),
+            (&predicted, "predicted_operations_per_second", "1/s", self.simulated),
+            (&predicted, "prediction_error", "%", self.error()),
         ] {
-            figures.figure(&self.context, metric, unit, Number::Real(value))?;
+            figures.figure(context, metric, unit, Number::Real(value))?;
         }
         Ok(())
     }

@@ -71,6 +71,7 @@ impl Measurements {
             setting: "default".into(),
             params: Map::from_iter([("profile".to_owned(), self.profile.summary.as_str().into())]),
             knobs: Map::new(),
+            basis: None,
         };
         let unit = |name: &str| match name {
             _ if name.ends_with("_ns") => "ns",

@@ -185,6 +185,7 @@ fn measured(
         setting: settings.label(),
         params: Map::new(),
         knobs: settings.knobs(),
+        basis: None,
     };
     figures.figure(&simulated, "shared_lines_written", "lines", Number::Whole(lines))?;
     // In the form written by `bench instructions`.

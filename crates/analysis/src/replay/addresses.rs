@@ -206,6 +206,7 @@ impl Simulated {
                     ("processor".to_owned(), PROCESSOR.into()),
                 ]),
                 knobs: Map::new(),
+                basis: None,
             };
             let (folios, covered) = self.code.coverage(layout);
             let counts = [

@@ -121,6 +121,7 @@ impl Source {
                 ("processes".to_owned(), self.trace.processes.len().into()),
             ]),
             knobs: settings.knobs(),
+            basis: None,
         }
     }
 

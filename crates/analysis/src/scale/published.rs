@@ -7,7 +7,7 @@
 
 use super::steady::WarmUp;
 use super::subject::{Ran, Subject};
-use crate::context::Context;
+use crate::context::{Basis, Context};
 use crate::error::Error;
 use crate::figures::{Figures, Number};
 use crate::number::plural;
@@ -418,11 +418,14 @@ fn write(
         context.params.insert("published_by".into(), source.as_str().into());
     }
     ran.figures(figures, &context)?;
+    if let Some(ratio) = table.simulated(at, runs) {
+        figures.figure(&context, "to_base", "ratio", Number::Real(ratio))?;
+    }
+    let context = context.with_basis(Basis::Published);
     let mut real = |metric, unit, value: Option<f64>| match value {
         Some(value) => figures.figure(&context, metric, unit, Number::Real(value)),
         None => Ok(()),
     };
-    real("to_base", "ratio", table.simulated(at, runs))?;
     real("published", "1/s", row.published)?;
     match table.published(at) {
         Some(Ratio::Exactly(ratio)) => real("published_to_base", "ratio", Some(ratio)),

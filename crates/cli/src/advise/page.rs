@@ -1,10 +1,14 @@
 //! The answer as a page: call sites, resident memory over time, and the settings, with the runs of
 //! `--try` before and after.
 
+use super::print::sites::LEAST;
 use super::trial::Tried;
 use crate::error::CliError;
 use crate::html::Page;
-use crate::html::plot::{Bar, Frame, Picture, Series, SeriesLabelPosition, bars, linear, lines};
+use crate::html::plot::{
+    Bar, Frame, Picture, Series, SeriesLabelPosition, linear, lines, named_bars,
+};
+use crate::report::processes;
 use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
 use faultless_analysis::advise::creators::by_creator;
@@ -15,12 +19,10 @@ use faultless_trace::{Trace, footprint};
 
 /// Points of a line.
 const POINTS: usize = 600;
-/// Processes with a line of their own.
-const PROCESSES: usize = 4;
+/// Processes, or programs with many processes, with a line of their own.
+const LINES: usize = 4;
 const MIB: f64 = (1 << 20) as f64;
 const MIB_PER_PAGE: f64 = PAGE_SIZE as f64 / MIB;
-/// The title and the unit of bars of time.
-const TIME: (&str, &str) = ("Processor time", "ms");
 
 /// Creates the page of `answer`, with the results of `--try` and the `text` on the terminal. The
 /// runs of `--try` had a `cold` page cache or not.
@@ -35,26 +37,22 @@ pub fn page(
 ) -> Result<Page, CliError> {
     let program = &trace.header.program;
     let mut page = Page::new(format!("{}: page faults of {program}", answer.findings.name));
-    let sites = &answer.sites[..answer.sites.len().min(SITES)];
+    let sites = answer.sites.iter().map(|site| (site.label(), site.nanoseconds / 1e6));
+    let sites = largest(sites.collect());
     if !sites.is_empty() {
-        let names: Vec<_> = sites.iter().map(|site| site.label()).collect();
-        let meaning = format!("Predicted processor time of the faults. {}", numbered(&names));
-        let heights = sites.iter().map(|site| vec![Bar::from(site.nanoseconds / 1e6)]);
-        let picture = numbered_bars(TIME, "call site", &["predicted"], heights)?;
-        page.plot("Call sites", &meaning, &picture);
+        let meaning = "Predicted processor time of the faults of each call site.";
+        let bars = sites.into_iter().map(|(name, time)| (name, vec![time.into()]));
+        let picture = named(("Predicted time of call sites", "ms"), &["predicted"], bars)?;
+        page.plot("Call sites", meaning, &picture);
     }
-    let mut calls = by_creator(&answer.sites);
-    calls.truncate(SITES);
+    let calls = by_creator(&answer.sites).into_iter();
+    let calls = largest(calls.map(|(name, bytes)| (name, bytes as f64 / MIB)).collect());
     if !calls.is_empty() {
-        let names: Vec<_> = calls.iter().map(|(name, _)| name.clone()).collect();
-        let meaning = format!(
-            "Touched pages of the memory that these calls created. MAP_POPULATE and advice about \
-             memory belong to these calls. {}",
-            numbered(&names)
-        );
-        let heights = calls.iter().map(|(_, bytes)| vec![Bar::from(*bytes as f64 / MIB)]);
-        let picture = numbered_bars(("Touched memory", "MiB"), "call", &["touched"], heights)?;
-        page.plot("Calls that create memory", &meaning, &picture);
+        let meaning = "Touched pages of the memory that these calls created. MAP_POPULATE and \
+                       advice about memory belong to these calls.";
+        let bars = calls.into_iter().map(|(name, mib)| (name, vec![mib.into()]));
+        let picture = named(("Touched memory by call", "MiB"), &["touched"], bars)?;
+        page.plot("Calls that create memory", meaning, &picture);
     }
     page.plot(
         "Resident memory",
@@ -64,19 +62,16 @@ pub fn page(
     );
     let rows: Vec<&Item> = answer.shown().into_iter().filter(|item| answer.saves(item)).collect();
     if !rows.is_empty() {
-        let names: Vec<_> = rows.iter().map(|item| item.name.clone()).collect();
-        let meaning = format!("Predicted savings of processor time. {}", numbered(&names));
-        let heights = rows.iter().map(|item| vec![Bar::from(item.saving / 1e6)]);
-        let picture = numbered_bars(TIME, "setting", &["predicted saving"], heights)?;
-        page.plot("Settings", &meaning, &picture);
+        let meaning = "Predicted savings of processor time.";
+        let bars = rows.iter().map(|item| (item.name.clone(), vec![(item.saving / 1e6).into()]));
+        let picture = named(("Predicted savings of settings", "ms"), &["saving"], bars)?;
+        page.plot("Settings", meaning, &picture);
     }
     if !tried.is_empty() {
-        let names: Vec<_> = tried.iter().map(|tried| tried.name.clone()).collect();
         let meaning = format!(
             "Measured {} of the runs of --try: medians, with lines from the shortest run to the \
-             longest. {}",
-            if cold { "elapsed time, with a cold page cache," } else { "processor time" },
-            numbered(&names)
+             longest.",
+            if cold { "elapsed time, with a cold page cache," } else { "processor time" }
         );
         let bar = |times: &Vec<f64>| {
             let ms = times.iter().map(|time| time * 1e3);
@@ -85,51 +80,54 @@ pub fn page(
             });
             Bar { height: median(times).unwrap_or(0.0) * 1e3, range: Some((low, high)) }
         };
-        let heights = tried.iter().map(|tried| tried.times.iter().map(bar).collect());
-        let names = ["without the setting", "with the setting"];
-        let title = if cold { ("Elapsed time", "ms") } else { TIME };
-        let picture = numbered_bars(title, "setting", &names, heights)?;
+        let bars = tried
+            .iter()
+            .map(|tried| (tried.name.clone(), tried.times.iter().map(bar).collect::<Vec<_>>()));
+        let kinds = ["without the setting", "with the setting"];
+        let time = if cold { "Elapsed time" } else { "Processor time" };
+        let title = format!("{time} of runs, measured");
+        let picture = named((&title, "ms"), &kinds, bars)?;
         page.plot("Before and after", &meaning, &picture);
     }
     page.text("In figures", text);
     Ok(page)
 }
 
-/// Returns the numbers of `names` with the names.
-fn numbered(names: &[String]) -> String {
-    let names: Vec<_> =
-        (1..).zip(names).map(|(number, name)| format!("{number}: {name}")).collect();
-    format!("{}.", names.join("; "))
+/// Returns the values that are large enough for a bar, of values in order of size.
+fn largest(mut values: Vec<(String, f64)>) -> Vec<(String, f64)> {
+    let all: f64 = values.iter().map(|(_, value)| value).sum();
+    values.truncate(SITES);
+    values.retain(|(_, value)| *value >= LEAST * all && *value > 0.0);
+    values
 }
 
-/// Draws groups of bars with a title and a unit. The numbers below the groups fit each width of a
-/// screen.
-fn numbered_bars(
+/// Draws bars with a title and a unit: for each name, a bar of each kind.
+fn named(
     (title, unit): (&str, &str),
-    x: &str,
-    names: &[&str],
-    heights: impl Iterator<Item = Vec<Bar>>,
+    kinds: &[&str],
+    bars: impl Iterator<Item = (String, Vec<Bar>)>,
 ) -> Result<Picture, CliError> {
-    let groups: Vec<_> =
-        (1..).zip(heights).map(|(number, bars): (u32, _)| (number.to_string(), bars)).collect();
-    let frame =
-        Frame { title, x, y: unit, show_x: &label, show_y: &label, y_chars: 6, white: false };
-    bars(&frame, names, &groups, false)
+    let groups: Vec<_> = bars.collect();
+    let (x, y) = (unit, "");
+    let frame = Frame { title, x, y, show_x: &label, show_y: &label, y_chars: 0, white: false };
+    named_bars(&frame, kinds, &groups)
 }
 
-/// Draws the resident memory of all processes together, and of the largest processes.
+/// Draws the resident memory of all processes together, and of the processes with the most faults,
+/// or of the programs if there are many processes.
 fn resident(answer: &Answer<'_>, trace: &Trace) -> Result<Picture, CliError> {
-    let several = answer.processes.len() > 1;
-    let largest = answer.processes.iter().take(if several { PROCESSES } else { 0 });
+    let groups = processes::groups(&answer.processes);
+    let largest = groups.iter().take(if groups.len() > 1 { LINES } else { 0 });
     let mut of = vec![None; trace.processes.len()];
     let mut series = vec![Series { name: "all".into(), points: Vec::new() }];
-    for process in largest {
-        of[process.process as usize] = Some(series.len());
-        let number = match process.pid {
-            Some(pid) => format!("PID {pid}"),
-            None => process.process.to_string(),
-        };
-        let name = format!("{} ({number})", process.name);
+    for group in largest {
+        for process in &group.processes {
+            of[process.process as usize] = Some(series.len());
+        }
+        let name = group.name(|process| match process.pid {
+            Some(pid) => format!("{} (PID {pid})", process.name),
+            None => format!("{} ({})", process.name, process.process),
+        });
         series.push(Series { name, points: Vec::new() });
     }
     let end = (trace.events.last_us() as f64 / 1e3).max(0.001);
@@ -166,7 +164,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_numbered_from_one() {
-        assert_eq!(numbered(&["a".to_owned(), "b".to_owned()]), "1: a; 2: b.");
+    fn values_too_small_for_a_bar_are_omitted() {
+        let values = |values: &[f64]| values.iter().map(|it| (String::new(), *it)).collect();
+        let of = |all: &[f64]| largest(values(all)).len();
+        assert_eq!(of(&[100.0, 50.0, 0.1, 0.0]), 2);
+        assert_eq!(of(&[1.0; 20]), SITES);
+        assert_eq!((of(&[]), of(&[0.0])), (0, 0));
     }
 }

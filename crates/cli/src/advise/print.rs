@@ -1,7 +1,7 @@
 //! The report on one screen.
 
 pub mod next;
-mod sites;
+pub mod sites;
 
 use super::causes;
 use crate::error::CliError;

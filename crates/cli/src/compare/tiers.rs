@@ -4,8 +4,8 @@
 use super::words;
 use crate::error::CliError;
 use crate::html::Page;
-use crate::html::plot::{Bar, Frame, bars};
-use crate::report::{Style, filled, table};
+use crate::html::plot::{Bar, Frame, named_bars};
+use crate::report::{Style, filled, shortened, table};
 use faultless_analysis::compare::tiers::figures::{
     Change, FIGURES, FRAMES, Figure, INTERRUPTS, P99, P999, Runs, TIME,
 };
@@ -20,6 +20,9 @@ const PLOTTED: [(&str, Figure); 4] = [
     ("frames in use", FRAMES),
     ("allocation, 99th percentile", P99),
 ];
+
+/// The most characters of the title of a plot.
+const TITLE: usize = 100;
 
 const ONE_SEED: &str = "With one seed, a change cannot be distinguished from chance.";
 
@@ -122,13 +125,15 @@ pub fn plot(rows: &Rows, page: &mut Page) -> Result<(), CliError> {
     };
     let groups: Vec<(String, Vec<Bar>)> = PLOTTED.iter().map(bar).collect();
     let names: Vec<_> = rows.runs.iter().map(|(ratio, _)| ratio.as_str()).collect();
+    // The title distinguishes the plots of a page.
+    let title = shortened(&format!("{}, relative to no deferral", rows.title), TITLE);
     let frame = Frame {
-        title: "Deferred flushes, relative to no deferral",
-        x: "",
-        y: "ratio to no deferral",
-        show_x: &|_| String::new(),
-        show_y: &|value| format!("{value:.1}"),
-        y_chars: 4,
+        title: &title,
+        x: "ratio to no deferral",
+        y: "",
+        show_x: &|value| format!("{value:.1}"),
+        show_y: &|_| String::new(),
+        y_chars: 0,
         white: false,
     };
     let seeds = if is_of_one_seed(rows) {
@@ -142,7 +147,7 @@ pub fn plot(rows: &Rows, page: &mut Page) -> Result<(), CliError> {
             "Each figure with deferred flushes, relative to no deferral, at each ratio of fast to slow memory; 1 is no change. {seeds} \
              A bar is missing if the figure without deferral was too small."
         ),
-        &bars(&frame, &names, &groups, false)?,
+        &named_bars(&frame, &names, &groups)?,
     );
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The figures of a result, as CSV and as OpenMetrics text.
 
 use crate::error::CliError;
-use faultless_analysis::{Context, Error, Figures, Number};
+use faultless_analysis::{Basis, Context, Error, Figures, Number};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -22,6 +22,7 @@ struct Row {
     metric: String,
     unit: String,
     value: Number,
+    basis: Basis,
 }
 
 impl Figures for Kept {
@@ -41,6 +42,7 @@ impl Figures for Kept {
             metric: metric.to_owned(),
             unit: unit.to_owned(),
             value,
+            basis: context.basis(),
         });
         Ok(())
     }
@@ -51,18 +53,19 @@ impl Kept {
     pub fn csv(&self) -> Result<Vec<u8>, CliError> {
         let failed = |error: csv::Error| CliError::failed("--export csv", error);
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let head = ["machine", "workload", "cpus", "setting", "metric", "unit", "value"];
+        let head = ["machine", "workload", "cpus", "setting", "metric", "unit", "value", "basis"];
         writer.write_record(head).map_err(failed)?;
-        for Row { machine, workload, cpus, setting, metric, unit, value } in &self.0 {
+        for Row { machine, workload, cpus, setting, metric, unit, value, basis } in &self.0 {
             let (cpus, value) = (cpus.to_string(), shown(*value));
-            let row: [&str; 7] = [machine, workload, &cpus, setting, metric, unit, &value];
+            let name = basis.name();
+            let row: [&str; 8] = [machine, workload, &cpus, setting, metric, unit, &value, name];
             writer.write_record(row).map_err(failed)?;
         }
         writer.into_inner().map_err(|error| CliError::failed("--export csv", error))
     }
 
-    /// Returns the figures as gauges of OpenMetrics. The machine, the workload, the CPUs and the
-    /// setting are labels.
+    /// Returns the figures as gauges of OpenMetrics. The machine, the workload, the CPUs, the
+    /// setting and the origin (`basis`) are labels.
     pub fn openmetrics(&self) -> Result<String, CliError> {
         type Gauges = Family<Vec<(String, String)>, Gauge<f64, AtomicU64>>;
         let mut families: BTreeMap<(String, &str), Gauges> = BTreeMap::new();
@@ -72,6 +75,7 @@ impl Kept {
                 ("workload", row.workload.clone()),
                 ("cpus", row.cpus.to_string()),
                 ("setting", row.setting.clone()),
+                ("basis", row.basis.name().to_owned()),
             ];
             let labels = labels.map(|(name, value)| (name.to_owned(), value)).to_vec();
             let family = families.entry((name(&row.metric), &row.unit)).or_default();
@@ -116,7 +120,8 @@ mod tests {
             kept.figure(&context, metric, unit, value).expect("kept");
         }
         context.setting = "THP".into();
-        kept.figure(&context, "faults", "count", Number::Whole(7)).expect("kept");
+        let predicted = context.with_basis(Basis::Predicted);
+        kept.figure(&predicted, "faults", "count", Number::Whole(7)).expect("kept");
         kept
     }
 
@@ -129,6 +134,7 @@ mod tests {
         assert_eq!(&rows[0][1], "advise:a \"b\", c");
         assert_eq!((&rows[0][4], &rows[0][6]), ("faults", "9007199254740992"));
         assert_eq!((&rows[1][5], &rows[1][6]), ("ns", "1.5"));
+        assert_eq!((&rows[0][7], &rows[2][7]), ("measured", "predicted"));
     }
 
     #[test]
@@ -136,7 +142,15 @@ mod tests {
         let text = kept().openmetrics().expect("encoded");
         let parsed = openmetrics_parser::openmetrics::parse_openmetrics(&text).expect("valid");
         let faults = parsed.families.get("faultless_faults").expect("a family");
-        assert_eq!(faults.iter_samples().count(), 2, "{text}");
+        let bases: Vec<_> = faults
+            .iter_samples()
+            .map(|sample| {
+                let labels = sample.get_labelset().expect("labels");
+                labels.get_label_value("basis").expect("a basis").to_owned()
+            })
+            .collect();
+        assert_eq!(bases.len(), 2, "{text}");
+        assert!(["measured", "predicted"].iter().all(|it| bases.contains(&(*it).into())), "{text}");
         assert!(parsed.families.contains_key("faultless_p99_9"), "{text}");
     }
 }

@@ -3,7 +3,8 @@
 use super::Profile;
 use crate::error::CliError;
 use faultless_trace::event::{Function, StackId};
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::color::BasicPalette;
+use inferno::flamegraph::{self, Options, Palette};
 
 /// Returns a line for each stack: its frames from the outermost on, separated by semicolons, and
 /// the number of its faults.
@@ -11,16 +12,38 @@ pub fn collapsed(profile: &Profile<'_>) -> String {
     lines(profile, |cost| cost.faults).join("\n") + "\n"
 }
 
+/// Colours of the background and of the text around the frames for a reader's dark mode. Frames are
+/// bright green, and their text stays black. The link `Search` is almost transparent by default.
+const DARK: &str = "\
+@media (prefers-color-scheme: dark) {
+  :root { background: #16181c; }
+  #background stop { stop-color: #16181c; }
+  #title, #subtitle, #details, #matched, #search, #unzoom { fill: #e6e6e6; }
+}
+#search { opacity: 0.6; }
+";
+
 /// Returns the flame graph by predicted time, in nanoseconds.
 pub fn flame_graph(profile: &Profile<'_>) -> Result<Vec<u8>, CliError> {
     let mut options = Options::default();
     options.title = format!("Page faults of {}: predicted time", profile.name);
     options.count_name = "ns".into();
+    // The colour of memory in flame graphs. Black text is readable on each of its shades.
+    options.colors = Palette::Basic(BasicPalette::Mem);
     let lines = lines(profile, |cost| cost.nanoseconds.round() as u64);
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)
         .map_err(|error| CliError::failed("--export flamegraph", error))?;
-    Ok(svg)
+    Ok(with_style(svg, DARK))
+}
+
+/// Returns the picture `svg` with `style` at the end of its style.
+fn with_style(mut svg: Vec<u8>, style: &str) -> Vec<u8> {
+    const END: &[u8] = b"</style>";
+    if let Some(end) = svg.windows(END.len()).position(|part| part == END) {
+        svg.splice(end..end, style.bytes());
+    }
+    svg
 }
 
 /// Returns the line of each stack with a `weight` above 0.
@@ -70,5 +93,7 @@ mod tests {
         assert_eq!(collapsed(&profile), "app;main: loop 3\napp;main: loop;load 1\n");
         let svg = String::from_utf8(flame_graph(&profile).expect("drawn")).expect("text");
         assert!(svg.contains("<title>load (1,000 ns, 25.00%)</title>"), "{svg}");
+        let (style, _) = svg.split_once("</style>").expect("a style");
+        assert!(style.ends_with(DARK), "{style}");
     }
 }

@@ -5,11 +5,13 @@
 //! text is at least 12 pixels high. Points, bars and cells have tooltips ([`tips`]).
 
 mod axes;
+mod named;
 mod tips;
 
 use crate::error::CliError;
 use axes::{Chart, Names, axes};
 pub use axes::{linear, log_axis, ranks, values};
+pub use named::named_bars;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 pub use plotters::prelude::SeriesLabelPosition;
@@ -77,6 +79,9 @@ const WIDE: Layout =
 const NARROW: Layout =
     Layout { size: (360, 400), font: 16, caption: None, margin: 6, labels: (4, 8) };
 
+/// The layouts of the sizes of a picture.
+const LAYOUTS: [Layout; 2] = [WIDE, NARROW];
+
 impl Layout {
     /// Returns the height of `lines` lines of a legend, as a share of the height of the plot.
     fn legend(self, lines: usize) -> f64 {
@@ -114,9 +119,10 @@ type Failure = Box<dyn std::error::Error>;
 type Drawn = Result<(), Failure>;
 type Area<'b> = DrawingArea<SVGBackend<'b>, Shift>;
 
-/// Draws the plot in both sizes. `draw` returns the tooltips.
+/// Draws the plot in the sizes of the layouts `wide` and `narrow`. `draw` returns the tooltips.
 fn picture(
     frame: &Frame<'_>,
+    [wide, narrow]: [Layout; 2],
     draw: impl Fn(&Area<'_>, Layout) -> Result<Vec<Tip>, Failure>,
 ) -> Result<Picture, CliError> {
     let one = |layout: Layout| -> Result<String, Failure> {
@@ -132,7 +138,7 @@ fn picture(
         };
         Ok(tips::add(&text, &tips))
     };
-    let both = || Ok::<_, Failure>((one(WIDE)?, one(NARROW)?));
+    let both = || Ok::<_, Failure>((one(wide)?, one(narrow)?));
     let (wide, narrow) = both()
         .map_err(|error| CliError::failed(format_args!("the plot {:?}", frame.title), error))?;
     Ok(Picture { title: frame.title.to_owned(), wide, narrow })
@@ -158,7 +164,7 @@ where
     X::CoordDescType: ValueFormatter<f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    picture(frame, |root, layout| {
+    picture(frame, LAYOUTS, |root, layout| {
         let mut chart = axes(root, (frame, layout), ranges(), None)?;
         let mut tips = Vec::new();
         for (series, colour) in series.iter().zip(COLOURS.into_iter().cycle()) {
@@ -215,7 +221,7 @@ pub fn bars(
     };
     let top = groups.iter().map(|(_, bars)| top(bars)).fold(f64::MIN_POSITIVE, f64::max);
     let places = Names(groups.iter().map(|(name, _)| name.as_str()).collect());
-    picture(frame, |root, layout| {
+    picture(frame, LAYOUTS, |root, layout| {
         // The legend lies above the data.
         let ranges =
             (-0.5..groups.len() as f64 - 0.5, 0.0..top / (1.0 - layout.legend(names.len())));
@@ -288,7 +294,7 @@ where
 {
     let fine = Grid::of((&x, &y), CELLS, kinds);
     let coarse = Grid::of((&x, &y), AREAS, kinds);
-    picture(frame, |root, layout| {
+    picture(frame, LAYOUTS, |root, layout| {
         // The legend lies above the data.
         let legend = layout.legend(kinds.len());
         let above = y.start..y.end + legend / (1.0 - legend) * (y.end - y.start);

@@ -8,7 +8,7 @@ use super::{JsonArgs, say};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
-use faultless_analysis::{Context, Error, Figures, Number};
+use faultless_analysis::{Basis, Context, Error, Figures, Number};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs::{File, OpenOptions};
@@ -27,6 +27,7 @@ struct Line<'a> {
     metric: &'a str,
     unit: &'a str,
     value: Number,
+    basis: Basis,
 }
 
 /// The extension of the file with the results of an incomplete run, appended to the given name.
@@ -130,9 +131,10 @@ impl Figures for Json {
         if matches!(self.out, Out::Nothing) {
             return Ok(());
         }
-        let Context { machine, workload, cpus, setting, params, knobs } = context;
-        let cpus = *cpus;
-        let line = Line { machine, workload, cpus, setting, params, knobs, metric, unit, value };
+        let Context { machine, workload, cpus, setting, params, knobs, .. } = context;
+        let (cpus, basis) = (*cpus, context.basis());
+        let line =
+            Line { machine, workload, cpus, setting, params, knobs, metric, unit, value, basis };
         // One write per line, so that another process never reads half a line.
         let written = serde_json::to_string(&line)
             .map_err(io::Error::from)

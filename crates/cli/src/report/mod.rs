@@ -63,6 +63,18 @@ pub fn filled(text: &str, width: usize) -> String {
     out
 }
 
+/// Returns `label` with at most `columns` characters, shortened in its middle: the beginning has
+/// the name, and the end the source line.
+pub fn shortened(label: &str, columns: usize) -> String {
+    let count = label.chars().count();
+    if count <= columns {
+        return label.to_owned();
+    }
+    let end = columns / 2;
+    let start = columns.saturating_sub(end + 1);
+    label.chars().take(start).chain(['…']).chain(label.chars().skip(count - end)).collect()
+}
+
 /// Returns the columns of the terminal of standard output; `None` without a terminal.
 fn terminal_columns() -> Option<u16> {
     let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
@@ -93,5 +105,15 @@ mod tests {
     fn paragraphs_are_filled() {
         assert_eq!(filled("one  two\nthree four", 9), "one two\n  three\n  four");
         assert_eq!(filled("", 9), "");
+    }
+
+    #[test]
+    fn long_label_keeps_its_beginning_and_its_end() {
+        assert_eq!(shortened("load a.c:7", 10), "load a.c:7");
+        let long = format!("begin{}end.rs:7", "x".repeat(100));
+        let got = shortened(&long, 56);
+        assert_eq!(got.chars().count(), 56);
+        assert!(got.starts_with("beginx") && got.contains('…') && got.ends_with("end.rs:7"));
+        assert_eq!(shortened("abc", 1), "…");
     }
 }

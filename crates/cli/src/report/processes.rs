@@ -1,11 +1,62 @@
 //! The faults of each process of a recording, and of all.
+//!
+//! A list with more processes than [`ROWS`] has a row for each program name, with the number of its
+//! processes: a build or a script starts hundreds of processes of few programs.
 
 use super::{Style, table};
 use faultless_analysis::number::{fixed, grouped, percent, plural};
 use faultless_trace::event::ProcessSummary;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-/// Processes with a row each.
+/// The largest number of rows. If there are more processes, processes of one name share a row.
 const ROWS: usize = 10;
+
+/// One process, or the processes of one name.
+#[derive(Clone, Debug)]
+pub struct Group<'a> {
+    /// The processes, the process with the most faults first.
+    pub processes: Vec<&'a ProcessSummary>,
+    /// The sum of their counts.
+    pub sum: ProcessSummary,
+}
+
+impl<'a> Group<'a> {
+    fn of(processes: Vec<&'a ProcessSummary>) -> Self {
+        let mut sum = ProcessSummary::default();
+        processes.iter().for_each(|process| sum.add(process));
+        Self { processes, sum }
+    }
+
+    /// Returns the name of the program and the number of processes; for a single process `one` of
+    /// this process.
+    pub fn name(&self, one: impl Fn(&ProcessSummary) -> String) -> String {
+        match &self.processes[..] {
+            [process] => one(process),
+            several => {
+                let name = several.first().map_or("", |process| &process.name);
+                let name = if name.is_empty() { "?" } else { name };
+                format!("{name}, {} processes", grouped(several.len() as u64))
+            }
+        }
+    }
+}
+
+/// Returns the rows of `processes`, the row with the most faults first: processes, or names if
+/// there are many processes.
+pub fn groups(processes: &[ProcessSummary]) -> Vec<Group<'_>> {
+    let mut groups: Vec<_> = if processes.len() <= ROWS {
+        processes.iter().map(|process| Group::of(vec![process])).collect()
+    } else {
+        let mut names: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for process in processes {
+            names.entry(&process.name).or_default().push(process);
+        }
+        names.into_values().map(Group::of).collect()
+    };
+    groups.sort_by_key(|group| Reverse(group.sum.faults));
+    groups
+}
 
 /// Returns the table of `processes`, the largest first, if there are several. `time`, if known, is
 /// the time of all faults in nanoseconds, which is divided by the number of faults.
@@ -13,8 +64,7 @@ pub fn table(processes: &[ProcessSummary], time: Option<f64>, style: Style) -> O
     if processes.len() < 2 {
         return None;
     }
-    let mut all = ProcessSummary::default();
-    processes.iter().for_each(|process| all.add(process));
+    let all = Group::of(processes.iter().collect()).sum;
     let mut head =
         vec!["process", "faults", "of all", "pages touched", "first touches", "of present pages"];
     head.extend(time.map(|_| "time"));
@@ -33,14 +83,14 @@ pub fn table(processes: &[ProcessSummary], time: Option<f64>, style: Style) -> O
         cells.extend(time.map(|time| format!("{} s", fixed(time * share / 1e9, 3))));
         table::row(&mut table, cells);
     };
-    let (shown, others) = processes.split_at(processes.len().min(ROWS));
-    for process in shown {
-        row(name(process), process);
+    let groups = groups(processes);
+    let (shown, others) = groups.split_at(groups.len().min(ROWS));
+    for group in shown {
+        row(group.name(name), &group.sum);
     }
     if !others.is_empty() {
-        let mut rest = ProcessSummary::default();
-        others.iter().for_each(|process| rest.add(process));
-        row(plural(others.len() as u64, "other"), &rest);
+        let rest = Group::of(others.iter().flat_map(|group| group.processes.clone()).collect());
+        row(plural(others.len() as u64, "other"), &rest.sum);
     }
     row("all".to_owned(), &all);
     Some(table.to_string())
@@ -75,16 +125,36 @@ mod tests {
     fn small_processes_share_a_row_and_all_add_up() {
         let style = Style::new(false);
         assert_eq!(table(&[process(0, 9)], None, style), None);
-        let processes: Vec<_> = (0..12).map(|at| process(at, 100 - u64::from(at))).collect();
+        let named =
+            |at| ProcessSummary { name: format!("w{at}"), ..process(at, 100 - u64::from(at)) };
+        let processes: Vec<_> = (0..12).map(named).collect();
         let text = table(&processes, Some(2e9), style).expect("several");
         let cells = |name: &str| -> Vec<String> {
             let row = text.lines().find(|line| line.contains(name)).expect("a row");
             row.split('|').map(|cell| cell.trim().to_owned()).collect()
         };
-        assert_eq!(cells("3 worker (of 2)")[2..5], ["97", "8.55 %", "97"]);
+        assert_eq!(cells("3 w3 (of 2)")[2..5], ["97", "8.55 %", "97"]);
         assert_eq!(cells("2 others")[2..5], ["179", "15.78 %", "179"]);
         assert_eq!(cells("| all")[2..5], ["1,134", "100.00 %", "1,134"]);
         assert_eq!(cells("| all")[7], "2.000 s");
-        assert!(!text.contains("10 worker") && text.contains("| 0 worker  "), "{text}");
+        assert!(!text.contains("10 w10") && text.contains("| 0 w0  "), "{text}");
+    }
+    #[test]
+    fn many_processes_of_a_name_share_a_row() {
+        let named = |at: u32, name: &str| ProcessSummary { name: name.into(), ..process(at, 3) };
+        let cat = (1..=500).map(|at| named(at, "cat"));
+        let script = ProcessSummary { faults: 400, ..named(0, "sh") };
+        let processes: Vec<_> = [script].into_iter().chain(cat).collect();
+        let text = table(&processes, None, Style::new(false)).expect("several");
+        let rows: Vec<&str> = text
+            .lines()
+            .skip(2)
+            .map(|line| line.split('|').nth(1).expect("a cell").trim())
+            .collect();
+        assert_eq!(rows, ["cat, 500 processes", "0 sh", "all"], "{text}");
+        assert!(text.contains("  1,500 | ") && text.contains("  1,900 | "), "{text}");
+        // Ten processes have a row each.
+        let text = table(&processes[..10], None, Style::new(false)).expect("several");
+        assert_eq!(text.matches(" cat (of ").count(), 9, "{text}");
     }
 }

@@ -494,6 +494,7 @@ fn write_json(json: &mut Json, done: &Done, stock: &Stock) -> Result<(), CliErro
             ("run".to_owned(), done.run.into()),
         ]),
         knobs,
+        basis: None,
     };
     for figure in &done.figures {
         json.write(&context, &figure.name, &figure.unit, Number::Real(figure.value))?;

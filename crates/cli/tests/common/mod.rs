@@ -92,7 +92,7 @@ impl Ran {
 pub fn json_lines(text: &str) -> Vec<serde_json::Value> {
     let parse = |line: &str| {
         let object: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        for field in ["machine", "workload", "setting", "metric", "unit"] {
+        for field in ["machine", "workload", "setting", "metric", "unit", "basis"] {
             assert!(object[field].is_string(), "{field} of {line}");
         }
         assert!(object["params"].is_object() && object["knobs"].is_object(), "{line}");

@@ -1,7 +1,7 @@
 //! The call sites with the largest cost.
 
 use crate::error::CliError;
-use crate::report::{Style, table};
+use crate::report::{Style, shortened, table};
 use faultless::PAGE_SIZE;
 use faultless_analysis::advise::answer::{Answer, SITES};
 use faultless_analysis::advise::creators::Creator;
@@ -12,11 +12,16 @@ use faultless_trace::fork::Copied;
 use std::io::Write;
 
 /// The share of the time of all call sites below which a call site has no row.
-const LEAST: f64 = 0.005;
+pub const LEAST: f64 = 0.005;
 /// The saving in nanoseconds below which a change would be printed as 0.
 const PRINTED: f64 = 5e5;
 /// Calls with a place each, for each call site.
 const CALLS: usize = 3;
+/// The explanation of call sites and calls without a function of the program.
+const UNKNOWN: &str = concat!(
+    " caller unknown: these call stacks have no function outside the C library and allocators. Code without\n",
+    " frame pointers hides its callers; a recording with --stacks=dwarf shows the callers."
+);
 /// The columns of a label. Names of templates and closures are longer.
 const COLUMNS: usize = 56;
 
@@ -51,12 +56,24 @@ pub fn print(answer: &Answer<'_>, out: &mut dyn Write, style: Style) -> Result<(
             writeln!(out, "    touches again the memory freed by {calls}")?;
         }
     }
+    if shown.iter().any(is_unknown) {
+        writeln!(out, "{UNKNOWN}")?;
+    }
     if sites.len() > shown.len() {
         let rest: u64 = sites[shown.len()..].iter().map(|site| site.faults).sum();
-        let count = grouped((sites.len() - shown.len()) as u64);
-        writeln!(out, " {count} further call sites have {} faults.", grouped(rest))?;
+        let have = match sites.len() - shown.len() {
+            1 => "1 further call site has".to_owned(),
+            count => format!("{} further call sites have", grouped(count as u64)),
+        };
+        writeln!(out, " {have} {} faults.", grouped(rest))?;
     }
     Ok(())
+}
+
+/// Returns whether a caller is unknown: of `site`, or of a call that is printed for `site`.
+fn is_unknown(site: &Site) -> bool {
+    let printed = |calls: &[Creator]| calls.iter().take(CALLS).any(|call| call.function.is_none());
+    site.function.is_none() || printed(&site.creators) || printed(&site.freed)
 }
 
 /// Describes the caller of `site`, and the change that saves the most.
@@ -107,16 +124,9 @@ fn copies(copied: Copied) -> String {
     )
 }
 
-/// Returns `label`, shortened in its middle: the beginning has the name, and the end the source
-/// line.
+/// Returns `label` with the columns of a label at most.
 fn short(label: &str) -> String {
-    let count = label.chars().count();
-    if count <= COLUMNS {
-        return label.to_owned();
-    }
-    let end = COLUMNS / 2;
-    let start = COLUMNS - end - 1;
-    label.chars().take(start).chain(['…']).chain(label.chars().skip(count - end)).collect()
+    shortened(label, COLUMNS)
 }
 
 #[cfg(test)]
@@ -147,7 +157,7 @@ mod tests {
         let function = |name: &str| Function { name: name.into(), ..Function::default() };
         let creator = |(name, mib): (&str, u64)| Creator {
             call: Call::Mmap,
-            function: function(name),
+            function: Some(function(name)),
             line: 0,
             allocator: (name == "grow").then(|| function("malloc")),
             bytes: mib << 20,
@@ -158,14 +168,5 @@ mod tests {
         let want = "mmap in load: 9 MiB; mmap in grow, by malloc: 5 MiB; mmap in a: 3 MiB; \
                     2 further calls: 3 MiB";
         assert_eq!(calls(&all).as_deref(), Some(want));
-    }
-
-    #[test]
-    fn long_label_keeps_its_beginning_and_its_end() {
-        assert_eq!(short("load a.c:7"), "load a.c:7");
-        let long = format!("begin{}end.rs:7", "x".repeat(100));
-        let got = short(&long);
-        assert_eq!(got.chars().count(), COLUMNS);
-        assert!(got.starts_with("beginx") && got.contains('…') && got.ends_with("end.rs:7"));
     }
 }
