@@ -1,7 +1,7 @@
 //! The places in the program that cause faults, by the call stacks of the recording.
 //!
 //! A *call site* is the innermost frame of a stack outside allocators, the C library and the
-//! dynamic linker ([fold](super::fold)), with its source line if known. Stacks without such a frame
+//! dynamic linker ([`fold`]), with its source line if known. Stacks without such a frame
 //! share one call site, whose caller is unknown. The time of a call site is predicted: the faults
 //! of its stacks, by purpose, multiplied by the costs of this host. The predicted saving of a
 //! change at the call site assumes that its pages are all touched, as the recording shows; other
