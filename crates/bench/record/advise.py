@@ -364,7 +364,7 @@ def rows_of(record):
 
 
 def is_beyond_noise(row):
-    """Returns whether the saving was predicted and measured, and the interval does not contain 0."""
+    """Returns whether the saving was predicted and measured, with an interval that does not contain 0."""
     values = [row.get(f"{name}_seconds") for name in ("measured", "predicted", "interval_from", "interval_to")]
     return None not in values and not values[2] <= 0 <= values[3]
 

@@ -104,10 +104,11 @@ impl CpuState {
 /// read the tree, which calls in other ranges change frequently.
 ///
 /// *Invariant (a hint is checked):* `vma` is null, or VMA memory of this subsystem, which is
-/// [stable](crate::space::stock); `seen` was its sequence when `vma` was found in `space`. While the
-/// sequence is `seen`, `vma` is this VMA, and other CPUs free it only after a grace period: it is
-/// alive in a section that was open at the check. (The [owner](crate::sync::owner) of a space frees
-/// VMAs at once. But only CPUs that run the space have a hint, so no other CPU has a hint then.)
+/// [stable](crate::space::stock); `seen` was the sequence when `vma` was found in `space`. While
+/// the sequence is `seen`, `vma` is this VMA, and other CPUs free it only after a grace period: it
+/// is alive in a section that was open at the check. (The [owner](crate::sync::owner) of a space
+/// frees VMAs at once. But only CPUs that run the space have a hint, so no other CPU has a hint
+/// then.)
 #[derive(Debug)]
 pub(crate) struct Hint {
     space: Cell<u64>,
