@@ -53,6 +53,21 @@ fn scale_prints_the_same_figures_again() {
     }
 }
 
+/// Reads and evictions at the same time print the same figures at each layout of the host's
+/// addresses, which the kernel chooses at random for each process.
+#[test]
+fn scale_of_llm_prints_the_same_figures_again() {
+    let sizes = ["fast=2M", "passes=2", "--cpus", "6", "--policies", "speculative"];
+    let args = [&["scale", "llm"], &sizes[..]].concat();
+    let run = |padding: usize| {
+        Ran::of(command(&args).env("FAULTLESS_TEST_PADDING", "x".repeat(padding))).succeeds()
+    };
+    let first = run(0);
+    for number in 1..40 {
+        assert_eq!(run(number * 100), first, "run {number}");
+    }
+}
+
 #[test]
 fn given_parameters_are_used() {
     let args = ["scale", "vma_mmap", "chunks=4", "passes=1", "--cpus", "2,3"];

@@ -16,9 +16,9 @@
 //!    frame is freed.
 //!
 //! So a page is read once, for any number of faults: a fault that finds the entry hidden waits for
-//! the read in progress. The frame's metadata identifies the read: its anchor field, unused until
-//! the page is present, contains the [`State`] of the read. The fault takes the entry, so that the
-//! read cannot end meanwhile, takes a share of the state, and restores the entry.
+//! the read in progress. The frame's metadata identifies the read: fields that are unused until the
+//! page is present contain the address of the read's [`State`]. The fault takes the entry, so that
+//! the read cannot end meanwhile, takes a share of the state, and restores the entry.
 //!
 //! The outcome is stored after the entries. So a fault that finds the read completed without an
 //! error retries the page like any other access.
@@ -421,7 +421,7 @@ impl Shared<Object> {
     ) -> Option<PendingRead> {
         let free = lost(Mutant::JoinHoldsEntry);
         let held = if free { None } else { Some(protocol::take(slot, seen, cpu).ok()?) };
-        let state = cpu.vm().frames.meta(seen.frame()).anchor.load(Ordering::Relaxed);
+        let state = cpu.vm().frames.meta(seen.frame()).read();
         // SAFETY: while the entry is hidden, its read has a share, which `begin` has stored in the
         // metadata; the read drops the share only after it has taken this entry, which is held
         // here.
@@ -526,7 +526,8 @@ impl Shared<Object> {
             }
         };
         let state = state.as_raw().as_ptr() as u64;
-        let frame = cpu.vm().frames.publish(frame, FrameUse::Shared, state, index);
+        let frame = cpu.vm().frames.publish(frame, FrameUse::Shared, 0, index);
+        cpu.vm().frames.meta(frame).set_read(state);
         cpu.begin_use_count(self, index, frame);
         held.commit(Entry::leaf(frame).with_hidden(true));
         Ok(Some(Buffer { frame, at: cpu.vm().machine().frame_bytes(frame) }))

@@ -147,7 +147,8 @@ pub struct FrameMeta {
     owner: AtomicU64,
     /// The word of the [anchor](crate::rmap) that leads to the possible mappings of this frame.
     /// Written by the owner before it publishes the frame, and by a CPU that holds the entry of the
-    /// only mapping.
+    /// only mapping. During a read into the frame, the low half is 0, which is no anchor, and the
+    /// high half is a part of the [name of the read](Self::set_read).
     pub anchor: AtomicU64,
     /// The page index of this frame under `anchor`; written together with `anchor`.
     pub index: AtomicU64,
@@ -158,7 +159,8 @@ pub struct FrameMeta {
     /// Links a retired frame into the list of objects which wait for lock-free readers.
     retire: RetireLink,
     /// Neighbours on the buddy allocator's free list, if `kind` is `Free` or `Zeroed`. In a used
-    /// frame, `next` is the [count of huge leaves](super::folio), and `prev` has no meaning.
+    /// frame, `next` is the [count of huge leaves](super::folio), and `prev` only has a meaning
+    /// during a [read](Self::set_read).
     pub(super) prev: AtomicU32,
     pub(super) next: AtomicU32,
 }
@@ -341,6 +343,21 @@ impl FrameMeta {
         self.set_refs(refs);
         self.anchor.store(anchor, Ordering::Relaxed);
         self.index.store(index, Ordering::Relaxed);
+    }
+
+    /// Records `read`, the address of the read that fills the frame, whose entry the caller holds.
+    /// Until the end of the read the frame has no anchor: the clock hands use each anchor as a
+    /// number, so a part of an address in its place would lead them to the record of another page.
+    pub(crate) fn set_read(&self, read: u64) {
+        self.anchor.store(read >> u32::BITS << u32::BITS, Ordering::Relaxed);
+        self.prev.store(read as u32, Ordering::Relaxed);
+    }
+
+    /// Returns the address from [`set_read`](Self::set_read). The caller holds the entry of the
+    /// page, which is hidden.
+    pub(crate) fn read(&self) -> u64 {
+        let high = self.anchor.load(Ordering::Relaxed);
+        high | u64::from(self.prev.load(Ordering::Relaxed))
     }
 
     /// Sets the count of a published frame.

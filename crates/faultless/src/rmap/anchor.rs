@@ -237,9 +237,13 @@ impl Anchors {
     }
 
     /// Returns a share of the object named by `word`, if the object exists and has not been
-    /// dropped.
+    /// dropped. A page that is being read has no anchor.
     pub(super) fn object(&self, word: u64, wait: &impl Wait) -> Option<Shared<Object>> {
-        match &*self.record(Anchor::named(word))?.holder.lock(wait) {
+        let anchor = Anchor::named(word);
+        if anchor.0 == 0 {
+            return None;
+        }
+        match &*self.record(anchor)?.holder.lock(wait) {
             // SAFETY: the pointer is in the record, so the object's memory is allocated (held is
             // there).
             Holder::Object(ObjectPtr(raw)) => unsafe { Shared::clone_raw_unless_last(*raw) },

@@ -1,10 +1,11 @@
 //! Files with a backing store: the reads and writebacks, their time, and the handling of errors.
 
-use crate::addr::PAGE_SIZE;
+use crate::addr::{FrameNumber, PAGE_SIZE};
 use crate::audit::audit;
 use crate::error::Errno;
 use crate::fault::{Access, FaultError, FaultKind};
 use crate::file::{BackingStore, Object, ReadRun, StoreError, WriteRun};
+use crate::frame::{FrameUse, Kind};
 use crate::knob::{Locking, Setting};
 use crate::machine::Machine;
 use crate::reclaim::tests::holders::beside;
@@ -348,6 +349,30 @@ fn a_fault_waits_for_a_pending_read() {
             assert_eq!(reads(memory).len(), usize::from(!whole), "the next access reads again");
         });
     }
+}
+
+/// A clock hand uses the anchor of a page as a number. During a read no part of an address may be
+/// in its place: the hand would find the record of another page, or none, as the address is.
+#[test]
+fn a_page_has_no_anchor_during_its_read() {
+    each(8, 0, |cpu, space, memory, file| {
+        let table = cpu.vm().frames.table();
+        let anchors = || {
+            let frames = (0..1 << 16).filter_map(|number| table.find(FrameNumber(number)));
+            let pages = frames.filter(|meta| meta.kind() == Kind::Used(FrameUse::Shared));
+            pages.map(|meta| meta.anchor.load(Ordering::Relaxed)).collect::<Vec<_>>()
+        };
+        memory.plan([Plan::Later]);
+        let pending = space.fault_remote(cpu, AT + P, Access::Read);
+        assert_eq!(pending, Ok(FaultKind::Pending));
+        let during = anchors();
+        assert!(during.len() >= 2 && during.iter().all(|word| *word as u32 == 0), "{during:x?}");
+        assert_eq!(cpu.reclaim(8), 0, "pages that are being read stay");
+        memory.complete(cpu, None);
+        let own = file.anchor();
+        assert!(own != 0 && anchors().iter().all(|word| *word == own), "after the read");
+        assert_eq!(load(cpu, space, AT + P), Ok(2));
+    });
 }
 
 /// As on Linux, a fault that waits for a read counts once, however often it is repeated.
