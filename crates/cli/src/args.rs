@@ -6,7 +6,7 @@ use crate::boot::BootArgs;
 use crate::calibrate::CalibrateArgs;
 use crate::compare::CompareArgs;
 use crate::generate::GenerateArgs;
-use crate::profiles::ProfilesArgs;
+use crate::profile::{ProfileArgs, ProfilesArgs};
 use crate::record::RecordArgs;
 use crate::replay::ReplayArgs;
 use crate::run::RunArgs;
@@ -245,10 +245,13 @@ pub enum Command {
     /// recordings. The table shows predictions beside measured values, the largest error first.
     /// Load on the host disturbs all results. Takes one to three minutes.
     Calibrate(CalibrateArgs),
-    /// List the bundled machine profiles and explain their format, or print one profile
+    /// List, show, check and create profiles of machines for `scale`
     ///
-    /// A profile holds the hardware costs of one machine for the simulated CPUs of `scale`. With
-    /// NAME the profile is printed as a file, to be changed and given to `scale --profile`.
+    /// A profile holds the hardware costs of one machine for the simulated CPUs of `scale`, each
+    /// number with its source. It is a TOML file; some profiles are bundled.
+    Profile(ProfileArgs),
+    /// The former name of `profile list` and `profile show`
+    #[command(hide = true)]
     Profiles(ProfilesArgs),
     /// Write manual pages, and completions for shells
     ///

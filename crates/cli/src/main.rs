@@ -5,7 +5,7 @@
 //!
 //! - [`args`]: the commands;
 //! - [`compare`], [`stat`], [`text`], [`replay`], [`record`], [`advise`], [`run`], [`boot`],
-//!   [`versus`], [`scale`], [`calibrate`], [`profiles`], [`list`]: the commands, each with its
+//!   [`versus`], [`scale`], [`calibrate`], [`profile`], [`list`]: the commands, each with its
 //!   arguments;
 //! - [`generate`]: manual pages, and completions for shells;
 //! - [`html`]: a page with plots;
@@ -28,7 +28,7 @@ mod interrupt;
 mod list;
 mod number;
 mod output;
-mod profiles;
+mod profile;
 mod record;
 mod replay;
 mod report;
@@ -94,7 +94,8 @@ fn command(command: Command) -> Result<ExitCode, CliError> {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Workloads => list::workloads(),
-        Command::Profiles(args) => profiles::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::Profiles(args) => profile::run_old(&args),
         Command::Knobs => list::knobs(),
         Command::Counters => list::counters(),
     }?;

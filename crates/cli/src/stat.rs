@@ -5,7 +5,7 @@ use crate::export::{Export, ExportArgs, Kept};
 use crate::html::{Html, HtmlArgs, Page};
 use crate::interrupt;
 use crate::output;
-use crate::profiles;
+use crate::profile;
 use crate::report::json::Json;
 use crate::report::perf_stat::PerfStat;
 use crate::report::{self, JsonArgs, say};
@@ -147,7 +147,7 @@ fn page(
     text: &str,
 ) -> Result<Option<Page>, CliError> {
     let subject = Arc::new(Subject::Workload(workload.to_owned(), Vec::new()));
-    let profile = profiles::bundled(PROFILE)?;
+    let profile = profile::bundled(PROFILE)?;
     let Some((ran, _)) = subject.run(&profile, cpus, 0, settings)? else { return Ok(None) };
     let on = plural(cpus as u64, "CPU");
     let runs = [(settings.locking.name().to_owned(), &ran)];

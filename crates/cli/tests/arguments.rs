@@ -19,7 +19,7 @@ fn help_has_examples() {
         "versus",
         "scale",
         "calibrate",
-        "profiles",
+        "profile",
         "workloads",
         "knobs",
         "counters",
@@ -38,6 +38,7 @@ fn help_has_examples() {
         "versus",
         "scale",
         "calibrate",
+        "profile",
     ] {
         let help = faultless(&[command, "--help"]).succeeds();
         assert!(help.contains(&format!("Examples:\n  faultless {command}")), "{help}");

@@ -225,11 +225,11 @@ fn table_with_cpus_has_only_their_rows_and_details() {
     assert!((parts - all).abs() <= 4.0, "{table}");
 }
 
-/// A bundled name takes precedence over a file of the same name, which the user can name by a path.
+/// A word is a bundled name, also with a file of the same name, which the user can name by a path.
 #[test]
 fn bundled_names_take_precedence_over_files() {
     let dir = tempfile::tempdir().expect("a directory");
-    let text = faultless(&["profiles", "two-socket"]).succeeds();
+    let text = faultless(&["profile", "show", "two-socket"]).succeeds();
     let mine = text.replace("name = \"two-socket\"", "name = \"mine\"");
     std::fs::write(dir.path().join("two-socket"), mine).expect("written");
     std::fs::write(dir.path().join("sort"), "no recording").expect("written");
@@ -250,30 +250,6 @@ fn bundled_names_take_precedence_over_files() {
     assert!(ran.err.contains("sort is the bundled recording"), "{}", ran.err);
     ran.succeeds();
     run(&["./sort"]).fails(2);
-}
-
-#[test]
-fn printed_bundled_profile_is_a_usable_file() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("mine.toml");
-    let file = file.to_str().expect("text");
-    let list = faultless(&["profiles"]).succeeds();
-    let run =
-        |profile| faultless(&["scale", "brk1", "--cpus", "2", "--profile", profile]).succeeds();
-    for name in ["two-socket", "384-core", "eight-socket"] {
-        assert!(list.contains(name), "{list}");
-        let text = faultless(&["profiles", name]).succeeds();
-        std::fs::write(file, &text).expect("written");
-        assert_eq!(run(file), run(name), "{name}");
-        // The list explains every key of the profile.
-        for key in text.lines().filter_map(|line| line.split_once(" = {")).map(|(key, _)| key) {
-            let explained = |line: &str| line.split_whitespace().take(2).count() == 2;
-            let row = list.lines().find(|line| line.split_whitespace().next() == Some(key));
-            assert!(row.is_some_and(explained), "{key}: {list}");
-        }
-    }
-    let error = faultless(&["profiles", "two-sockets"]).fails(2);
-    assert!(error.contains("did you mean two-socket?"), "{error}");
 }
 
 /// A run of minutes ends in the middle, and earlier results are printed.

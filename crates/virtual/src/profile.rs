@@ -4,8 +4,13 @@
 //! files, and in picoseconds internally. The simulation uses integer arithmetic only, so a run
 //! gives the same figures on every host.
 
+mod problems;
+mod template;
+
 use core::fmt;
 use serde::Deserialize;
+
+pub use problems::{Problem, unit};
 
 /// Simulated time, in picoseconds.
 pub type Time = u64;
@@ -256,28 +261,33 @@ pub enum ProfileError {
         /// The message of the parser.
         what: String,
     },
-    /// A number is out of range.
-    #[error("{name}: {key} = {value}: {must}")]
-    Value {
-        /// The profile's name.
+    /// Fields are missing, unknown or out of range.
+    #[error("{}", lines(name, problems))]
+    Fields {
+        /// The profile's file or name.
         name: String,
-        /// The name of the number.
-        key: String,
-        /// The printed value.
-        value: String,
-        /// The valid range.
-        must: &'static str,
+        /// The problems, at least one.
+        problems: Vec<Problem>,
     },
     /// No bundled profile has this name.
-    #[error("{0}: no such file, and no profile of that name; there are {names}", names = BUNDLED.map(|(name, _)| name).join(", "))]
+    #[error("{0}: no bundled profile of that name; there are {names}", names = BUNDLED.map(|(name, _)| name).join(", "))]
     Unknown(String),
 }
 
+/// Returns a line for each of `problems`, with the profile's file or name.
+fn lines(name: &str, problems: &[Problem]) -> String {
+    let lines: Vec<_> = problems.iter().map(|problem| format!("{name}: {problem}")).collect();
+    lines.join("\n")
+}
+
 /// The bundled profiles: names and texts.
-pub const BUNDLED: [(&str, &str); 3] = [
+pub const BUNDLED: [(&str, &str); 6] = [
     ("two-socket", include_str!("../profiles/two-socket.toml")),
     ("384-core", include_str!("../profiles/384-core.toml")),
     ("eight-socket", include_str!("../profiles/eight-socket.toml")),
+    ("epyc-9965", include_str!("../profiles/epyc-9965.toml")),
+    ("xeon-6980p", include_str!("../profiles/xeon-6980p.toml")),
+    ("graviton4", include_str!("../profiles/graviton4.toml")),
 ];
 
 impl Profile {
@@ -294,52 +304,14 @@ impl Profile {
     /// Parses the profile in `text`; `name` is the name in errors.
     ///
     /// # Errors
-    /// [`ProfileError::Form`], and [`ProfileError::Value`].
+    /// [`ProfileError::Form`], and [`ProfileError::Fields`] with all problems.
     pub fn parse(name: &str, text: &str) -> Result<Self, ProfileError> {
-        let profile: Self = toml::from_str(text)
-            .map_err(|error| ProfileError::Form { name: name.into(), what: error.to_string() })?;
-        profile.check(name)?;
-        Ok(profile)
-    }
-
-    fn check(&self, name: &str) -> Result<(), ProfileError> {
-        for (key, number) in self.numbers() {
-            let value = number.value;
-            let whole = key.starts_with("topology.") || key.ends_with("_lines");
-            let wrong = |must| ProfileError::Value {
-                name: name.into(),
-                key: key.clone(),
-                value: value.to_string(),
-                must,
-            };
-            if !value.is_finite() || !(0.0..=1e9).contains(&value) {
-                return Err(wrong("must be between 0 and 1000000000"));
-            }
-            if whole && (value.fract() != 0.0 || value < 1.0) {
-                return Err(wrong("must be a whole number from 1 on"));
-            }
-            let rate = ["cpu.ghz", "cpu.instructions_per_cycle", "memory.gigabytes_per_second"];
-            if (rate.contains(&key.as_str()) || key.ends_with("_ipc")) && value < 0.01 {
-                return Err(wrong("must be at least 0.01"));
-            }
-            if key == "line.occupancy" && value > 1.0 {
-                return Err(wrong("must be between 0 and 1"));
-            }
-            if number.source.trim().is_empty() {
-                return Err(wrong("needs a source"));
-            }
+        let form = |what| ProfileError::Form { name: name.into(), what };
+        let problems = problems::problems(text).map_err(form)?;
+        if !problems.is_empty() {
+            return Err(ProfileError::Fields { name: name.into(), problems });
         }
-        if self.topology.sockets.value > 64.0 {
-            let value = self.topology.sockets.value.to_string();
-            let key = "topology.sockets".into();
-            return Err(ProfileError::Value {
-                name: name.into(),
-                key,
-                value,
-                must: "must be at most 64",
-            });
-        }
-        Ok(())
+        toml::from_str(text).map_err(|error| form(error.to_string()))
     }
 
     /// Returns the CPUs of the machine. A simulation may have more, on additional sockets of the

@@ -281,14 +281,56 @@ fn bad_profiles_are_rejected_with_the_key() {
     for (bad, says) in [
         ("occupancy = { value = 1.5, source = \"x\" }", "line.occupancy = 1.5"),
         ("occupancy = { value = 0.5, source = \" \" }", "needs a source"),
-        ("occupancy = 0.5", "occupancy"),
-        ("", "occupancy"),
+        ("occupancy = { value = 0.5 }", "needs a source"),
+        ("occupancy = { value = \"0.5\", source = \"x\" }", "needs a value"),
+        ("occupancy = { value = 0.5, source = \"x\", unit = \"\" }", "no other fields"),
+        ("occupancy = 0.5", "line.occupancy = 0.5: must be a table"),
+        ("", "line.occupancy: the key is missing"),
+        ("occupied = 0.5", "line.occupied = 0.5: unknown key; the keys of [line] are own_ns, far"),
+        ("[lines]", "[lines]: unknown field; the fields are name, summary, and the sections top"),
     ] {
         let error = Profile::parse("mine", &good.replace(line, bad)).unwrap_err().to_string();
         assert!(error.contains(says) && error.starts_with("mine"), "{error}");
+        assert!(error.contains("example: [line] "), "{error}");
     }
+    let error = Profile::parse("mine", "name = 3").unwrap_err().to_string();
+    assert!(
+        error.contains("mine: name = 3: must be a text in quotes; example: name = "),
+        "{error}"
+    );
+    assert!(
+        error.contains("mine: [tlb]: the section is missing; example: [tlb] walk_ns"),
+        "{error}"
+    );
+    assert!(!error.contains("[measured]"), "an optional section: {error}");
+    let error = Profile::parse("mine", "name = \n").unwrap_err().to_string();
+    assert!(error.starts_with("mine: ") && error.contains("line 1"), "{error}");
     let error = Profile::bundled("abacus").unwrap_err().to_string();
     assert!(error.contains("abacus") && error.contains("two-socket"), "{error}");
+}
+
+/// With the commented section, too.
+#[test]
+fn template_is_a_valid_profile_and_explains_every_field() {
+    let text = Profile::template("a \"name\"");
+    let profile = Profile::parse("template", &text).unwrap();
+    assert!(profile.name == "a \"name\"" && profile.measured.is_none());
+    assert!(profile.numbers().iter().all(|(_, number)| number.source.starts_with("assumed:")));
+    assert!(text.lines().all(|line| !line.starts_with('#') || line.chars().count() <= 110));
+    let (before, optional) = text.split_once("# [measured]\n").unwrap();
+    let is_field = |line: &&str| line.contains(" = {");
+    let optional: Vec<_> = optional.lines().filter(is_field).map(|line| &line[2..]).collect();
+    let all = format!("{before}[measured]\n{}", optional.join("\n"));
+    let profile = Profile::parse("template", &all).unwrap();
+    assert!(profile.measured.is_some());
+    for (name, _) in profile.numbers() {
+        let (_, key) = name.split_once('.').unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let starts =
+            |line: &&str| line.trim_start_matches("# ").starts_with(&format!("{key} = {{"));
+        let at = lines.iter().position(starts).unwrap_or_else(|| panic!("{name}"));
+        assert!(lines[at - 1].starts_with("# ") && lines[at - 1].ends_with('.'), "{name}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod prefault;
 use crate::error::CliError;
 use crate::interrupt;
 use crate::output::{self, Replacing};
-use crate::profiles;
+use crate::profile;
 use crate::report::json::Json;
 use crate::report::progress::Progress;
 use crate::report::{self, JsonArgs, Style, filled, table};
@@ -26,7 +26,7 @@ Examples:
   faultless calibrate --output mine.toml --check
   faultless calibrate --profile mine.toml     check a profile again
   faultless scale pft --profile ./mine.toml   use it
-  faultless profiles                          the format of a profile")]
+  faultless profile list                      the format of a profile")]
 pub struct CalibrateArgs {
     /// Write the profile to FILE, which is replaced when the profile is complete
     #[arg(short, long, value_name = "FILE")]
@@ -54,7 +54,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("--set {}: {why}", set.text())));
     }
     let inputs: Vec<_> = args.profile.iter().map(Path::new).collect();
-    let given = args.profile.as_deref().map(profiles::find).transpose()?;
+    let given = args.profile.as_deref().map(profile::find).transpose()?;
     let output = match &args.output {
         Some(file) => {
             output::spare("--output", file, &inputs)?;

@@ -7,14 +7,17 @@ use faultless_analysis::calibrate::prefault::{Costs, ORDERS, best, pays_from};
 use faultless_virtual::Profile;
 use std::io::Write;
 
+/// The bundled profiles with a column.
+const MACHINES: [&str; 3] = ["two-socket", "384-core", "eight-socket"];
+
 /// Returns the cost of a page of the recorded programs with each order, `here` and on the hardware
-/// of each bundled profile.
+/// of some bundled profiles.
 fn recorded_on(here: Costs, style: Style) -> Result<String, CliError> {
     let mut head = ["prefault_max_order", "faults\nsaved", "unused", "growth of\nresident pages"]
         .map(str::to_owned)
         .to_vec();
     let mut machines = vec![("here", here)];
-    for (name, _) in faultless_virtual::profile::BUNDLED {
+    for name in MACHINES {
         let profile = Profile::bundled(name)
             .map_err(|error| CliError::failed(format_args!("the profile {name}"), error))?;
         machines.push((name, Costs::of(&profile, profile.exception.fault_ns.value)));
@@ -124,7 +127,7 @@ pub fn print(
     )?;
     writeln!(
         out,
-        "{}\n\nThe recorded programs, ns a page, here and on the hardware of the bundled profiles:\n\n{}\n",
+        "{}\n\nThe recorded programs, ns a page, here and on the hardware of bundled profiles:\n\n{}\n",
         in_sequence(costs, style),
         recorded_on(costs, style)?
     )?;

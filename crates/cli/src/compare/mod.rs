@@ -23,7 +23,7 @@ use crate::html::{Html, HtmlArgs};
 use crate::interrupt;
 use crate::number::within;
 use crate::output;
-use crate::profiles;
+use crate::profile;
 use crate::replay;
 use crate::replay::source::{Origin, read};
 use crate::report::json::Json;
@@ -381,7 +381,7 @@ impl<'a> Screen<'a> {
         let orders = orders(&args.set.set);
         Ok(Self {
             args,
-            profile: profiles::bundled(PROFILE)?,
+            profile: profile::bundled(PROFILE)?,
             cpus: scale.cpus,
             many,
             recordings,

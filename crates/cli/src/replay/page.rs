@@ -4,7 +4,7 @@
 use crate::error::CliError;
 use crate::html::Page;
 use crate::html::plot::{Frame, Picture, Series, SeriesLabelPosition, cells, linear, lines, ranks};
-use crate::profiles;
+use crate::profile;
 use crate::scale::page::{latencies, time};
 use faultless::Knobs;
 use faultless_analysis::number::label;
@@ -128,7 +128,7 @@ pub fn page(
         &curves(("Resident memory", "MiB"), names, (&times, [resident(off), resident(on)]), false)?,
     );
     let subject = Arc::new(Subject::Recording(Arc::clone(source)));
-    let simulated = profiles::bundled(PROFILE)?;
+    let simulated = profile::bundled(PROFILE)?;
     let mut runs: Vec<(String, Ran)> = Vec::new();
     for (name, settings) in names.iter().zip(settings) {
         let Some((ran, _)) = subject.run(&simulated, source.cpus(), 0, settings)? else {

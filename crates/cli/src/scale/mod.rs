@@ -13,7 +13,7 @@ use crate::html::{Drawing, Html, HtmlArgs};
 use crate::interrupt;
 use crate::number::within;
 use crate::output;
-use crate::profiles;
+use crate::profile;
 use crate::replay::source::{self, Input, Origin};
 use crate::report::json::Json;
 use crate::report::progress::Progress;
@@ -46,7 +46,7 @@ Examples:
   faultless scale mmap1 --profile ./mine.toml --json mmap1.jsonl
   faultless scale --table prefault          beside the published figures
   faultless scale --table prefault --cpus 1,8 --details
-  faultless profiles                        bundled profiles and their format")]
+  faultless profile list                    bundled profiles and their format")]
 pub struct ScaleArgs {
     /// Run this workload or recording: a file, or the name of a bundled one
     #[arg(value_name = "WORKLOAD|RECORDING")]
@@ -66,9 +66,9 @@ pub struct ScaleArgs {
     /// Select the locking policies [default: all]
     #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
     pub policies: Vec<Policy>,
-    /// Take hardware costs from this profile: the name of a bundled profile (`faultless profiles`
-    /// lists them), or a file. A bundled name takes precedence over a file of the same name; ./NAME
-    /// is always the file
+    /// Take hardware costs from this profile: the name of a bundled profile (`faultless profile
+    /// list`), or a file. A word without `/` and without an extension is a bundled name; any other
+    /// text is a file, such as mine.toml or ./mine
     #[arg(long, value_name = "NAME|FILE", default_value = PROFILE)]
     pub profile: String,
     /// Select a schedule: 0 delays no CPU. Any other number delays one access in 16 by up to 1 µs,
@@ -122,7 +122,7 @@ pub fn run(args: &ScaleArgs) -> Result<(), CliError> {
         (None, None) => return Err(CliError::Usage("a workload, a recording or --table".into())),
     };
     let subject = Arc::new(find(name, &args.params)?);
-    let profile = profiles::find(&args.profile)?;
+    let profile = profile::find(&args.profile)?;
     let counts = counts(&subject, args.cpus.as_ref(), &profile)?;
     if args.warm_up.is_some() {
         subject.check_warm_up()?;
