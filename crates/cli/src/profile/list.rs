@@ -63,7 +63,7 @@ pub fn run() -> Result<(), CliError> {
 
 /// Returns whether a number is marked as assumed.
 pub fn is_assumed(number: &Number) -> bool {
-    number.source.trim_start().starts_with("assumed")
+    number.source.trim_start().starts_with("assumed:")
 }
 
 /// Prints each section of the format with its keys, and their values in `example`.
