@@ -1,15 +1,12 @@
 //! `faultless profile check`: checks a profile file.
 
-use super::find::parse_file;
+use super::find::{is_bundled, parse_file};
 use super::list::is_assumed;
 use crate::error::CliError;
+use faultless::MAX_CPUS;
 use faultless_virtual::Profile;
-use faultless_virtual::profile::BUNDLED;
 use std::io::{self, Write};
 use std::path::PathBuf;
-
-/// The largest number of simulated CPUs.
-const MOST_CPUS: usize = 1024;
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
@@ -74,13 +71,13 @@ fn remarks(profile: &Profile) -> Vec<String> {
             line.memory_ns.value, line.remote_memory_ns.value
         ));
     }
-    if profile.cpus() > MOST_CPUS {
+    if profile.cpus() > MAX_CPUS {
         found.push(format!(
-            "topology: {} CPUs, of which the simulator runs at most {MOST_CPUS}",
+            "topology: {} CPUs, of which the simulator runs at most {MAX_CPUS}",
             profile.cpus()
         ));
     }
-    if BUNDLED.iter().any(|(known, _)| *known == profile.name) {
+    if is_bundled(&profile.name) {
         found.push(format!(
             "name = \"{}\" is the name of a bundled profile: results of both have the same name",
             profile.name
@@ -92,6 +89,7 @@ fn remarks(profile: &Profile) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use faultless_virtual::profile::BUNDLED;
 
     #[test]
     fn bundled_profiles_have_no_remark_but_their_name() {

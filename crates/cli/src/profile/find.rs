@@ -23,8 +23,7 @@ use std::path::Path;
 pub fn find(name: &str) -> Result<Profile, CliError> {
     let file = Path::new(name);
     if !name.contains('/') && file.extension().is_none() {
-        let is_bundled = BUNDLED.iter().any(|(known, _)| *known == name);
-        if file.exists() && is_bundled {
+        if file.exists() && is_bundled(name) {
             say!("faultless: --profile {name} is the bundled profile; ./{name} names the file");
         } else if file.exists() {
             return Err(CliError::Usage(format!(
@@ -61,10 +60,18 @@ pub fn parse_file(file: &Path) -> Result<Profile, String> {
     Profile::parse(&name, &text).map_err(|error| error.to_string())
 }
 
+/// Returns whether a bundled profile has this name.
+pub fn is_bundled(name: &str) -> bool {
+    BUNDLED.iter().any(|(known, _)| *known == name)
+}
+
 /// Returns a remark if the name of an unreadable file is the name of a bundled profile.
 fn of_bundled(name: &str) -> &'static str {
-    let is_bundled = BUNDLED.iter().any(|(known, _)| *known == name);
-    if is_bundled { "; the bundled profile of this name is valid: see `profile show`" } else { "" }
+    if is_bundled(name) {
+        "; the bundled profile of this name is valid: see `profile show`"
+    } else {
+        ""
+    }
 }
 
 /// The largest profile, in bytes. The bundled profiles have some 10 KiB.

@@ -1,8 +1,8 @@
 //! `faultless profile new`: writes a commented profile to be filled in.
 
+use super::find::is_bundled;
 use crate::error::CliError;
 use faultless_virtual::Profile;
-use faultless_virtual::profile::BUNDLED;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct NewArgs {
 /// The name belongs to a bundled profile, or the file exists or cannot be written.
 pub fn run(args: &NewArgs) -> Result<(), CliError> {
     let name = args.name.trim();
-    if name.is_empty() || BUNDLED.iter().any(|(known, _)| *known == name) {
+    if name.is_empty() || is_bundled(name) {
         let why = if name.is_empty() { "empty" } else { "the name of a bundled profile" };
         return Err(CliError::Usage(format!("{name:?}: {why}; use another name, such as `mine`")));
     }
